@@ -1,0 +1,118 @@
+"""The small protocol between the service and an inference engine.
+
+An adapter says which models it has, how their parameters are named and laid out, and where the
+gap between two forward passes is. All else (sessions, staging, commit, rollback, checks) is done
+by weightsync. `weightsync.testing` has the conformance suite that every adapter must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from weightsync.core.types import CacheReset, Coordinates, Target
+from weightsync.layout.plan import Layout
+
+
+class TargetModel(Protocol):
+    """One live model of an engine."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where checkpoint tensors lie in the engine's parameters, with storage identities."""
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the live tensors by engine name; all that `layout.parameters` names.
+
+        Called anew for each use: an engine may have replaced a tensor.
+        """
+
+    def unshare(self, names: Collection[str]) -> None:
+        """Give parameters a storage of their own, with equal values, cutting them off the verifier.
+
+        Called under the gate. Ties between the named parameters of this model stay.
+        """
+
+
+class Gate(Protocol):
+    """The gap between two forward passes, for all models of the engine together."""
+
+    def exclusive(self, timeout: float) -> AbstractContextManager[None]:
+        """Wait until no forward pass runs, and hold the next one until the block ends.
+
+        Reentrant with `pause`: a paused engine enters at once.
+
+        Raises:
+            EngineUnavailableError: no step boundary within `timeout` seconds.
+        """
+
+    def pause(self, owner: str, timeout: float) -> None:
+        """Hold generation before the next forward pass until `resume` of the same owner.
+
+        Idempotent per owner; several owners may hold it. Returns when no forward pass runs.
+
+        Raises:
+            EngineUnavailableError: no step boundary within `timeout` seconds; nothing is held.
+        """
+
+    def resume(self, owner: str) -> None:
+        """Let generation go on, unless another owner still holds it. Idempotent."""
+
+    def quarantine(self, target: Target, reason: str | None) -> None:
+        """Refuse forward passes of a target with an error (`reason`), or serve again (None)."""
+
+
+class Engine(Protocol):
+    """An inference engine with one or two models."""
+
+    @property
+    def name(self) -> str:
+        """Short name of the adapter, e.g. `torch`."""
+
+    @property
+    def version(self) -> str:
+        """Version of the engine."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Place of this worker among its peers."""
+
+    @property
+    def targets(self) -> Mapping[Target, TargetModel]:
+        """The models; a target without weights is left out."""
+
+    @property
+    def gate(self) -> Gate:
+        """The gap between two forward passes."""
+
+    def committed(self, targets: Collection[Target]) -> CacheReset:
+        """Drop what was computed from old weights of these targets.
+
+        Called under the gate after the last write of a commit, once per session: derived buffers
+        are rebuilt here, the prefix cache is reset here. An exception rolls the commit back, and
+        is followed by another call once the old weights are in place again.
+        """
+
+
+class CanSleep(Protocol):
+    """An engine that can free the memory of its weights."""
+
+    def sleep(self, level: int) -> None:
+        """Free it. Level 1 keeps a copy in host memory, level 2 keeps buffers only.
+
+        Raises:
+            UnsupportedError: an unknown level.
+        """
+
+    def wake_up(self) -> None:
+        """Bring the memory back; contents of weights after level 2 are undefined."""
+
+
+class CanResetPrefixCache(Protocol):
+    """An engine with a cache of results of earlier requests."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop it; False if it can't be done now."""

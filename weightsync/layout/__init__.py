@@ -1,0 +1,1 @@
+"""From checkpoint tensors to engine parameters: the plan, without any tensor library."""
