@@ -90,6 +90,7 @@ def _kind(dtype: DType) -> Kind:
         ("UINT", Kind.UNSIGNED),
         ("FLOAT4", Kind.PACKED),
         ("FLOAT", Kind.FLOAT),
+        ("BFLOAT", Kind.FLOAT),
         ("COMPLEX", Kind.COMPLEX),
     ):
         if dtype.name.startswith(prefix):
