@@ -19,7 +19,7 @@ class Kind(enum.Enum):
 
 
 class DType(enum.Enum):
-    """Element types; values are those of `weightsync.v1.DataType`, names are torch's, in capitals."""
+    """Element types; numbers are those of `weightsync.v1.DataType`, names torch's in capitals."""
 
     BOOL = 1
     INT8 = 2

@@ -1,4 +1,4 @@
-"""What the worker tells: immutable answers, in core types. Times are Unix seconds, spans seconds."""
+"""What the worker tells: immutable answers, in core types. Times are Unix seconds."""
 
 from __future__ import annotations
 

@@ -155,7 +155,10 @@ class Layout:
         specs = list(parameters)
         return cls.of(
             specs,
-            (TensorPlan(p.name, p.dtype, p.shape, (Placement.identity(p.name, p.shape),)) for p in specs),
+            (
+                TensorPlan(p.name, p.dtype, p.shape, (Placement.identity(p.name, p.shape),))
+                for p in specs
+            ),
         )
 
     def needed(self, parameter: str) -> tuple[Region, ...]:
