@@ -1,0 +1,1 @@
+"""Between protobuf and the core: parse, check, serialize; knows neither gRPC nor torch."""
