@@ -82,9 +82,9 @@ ci: ## What continuous integration runs
 # $(call generate,FOLDER): writes the stubs below FOLDER. Only services get grpc stubs.
 define generate
 $(PROTOS_BIN)/python -m grpc_tools.protoc -Iprotos \
-	--plugin=$(PROTOS_BIN)/protoc-gen-mypy --python_out=$(1) --mypy_out=$(1) $(PROTO_FILES)
+	--plugin=$(PROTOS_BIN)/protoc-gen-mypy --python_out=$(1) --mypy_out=quiet:$(1) $(PROTO_FILES)
 $(PROTOS_BIN)/python -m grpc_tools.protoc -Iprotos \
-	--plugin=$(PROTOS_BIN)/protoc-gen-mypy_grpc --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(SERVICE_FILES)
+	--plugin=$(PROTOS_BIN)/protoc-gen-mypy_grpc --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICE_FILES)
 endef
 
 protos: .venv-protos/.stamp ## Check the contract and write its stubs to weightsync/v1
