@@ -7,10 +7,23 @@ from typing import TypeVar
 
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2
+from google.rpc.code_pb2 import Code
+from google.rpc.error_details_pb2 import (
+    BadRequest,
+    ErrorInfo,
+    PreconditionFailure,
+    ResourceInfo,
+    RetryInfo,
+)
 from google.rpc.status_pb2 import Status
 
-from weightsync.core.errors import Reason, WeightSyncError
+from weightsync.core.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    Reason,
+    UnsupportedError,
+    WeightSyncError,
+)
 from weightsync.wire.convert import duration_from_proto, duration_to_proto
 
 M = TypeVar("M", bound=Message)
@@ -18,36 +31,36 @@ M = TypeVar("M", bound=Message)
 DOMAIN = "weightsync.v1"
 
 CODES: Mapping[Reason, int] = {
-    Reason.INVALID_REQUEST: code_pb2.INVALID_ARGUMENT,
-    Reason.SHAPE_MISMATCH: code_pb2.INVALID_ARGUMENT,
-    Reason.DTYPE_MISMATCH: code_pb2.INVALID_ARGUMENT,
-    Reason.OUT_OF_BOUNDS: code_pb2.INVALID_ARGUMENT,
-    Reason.MALFORMED_PAYLOAD: code_pb2.INVALID_ARGUMENT,
-    Reason.OVERLAP_CONFLICT: code_pb2.INVALID_ARGUMENT,
-    Reason.UNKNOWN_TENSOR: code_pb2.NOT_FOUND,
-    Reason.UNKNOWN_SESSION: code_pb2.NOT_FOUND,
-    Reason.TARGET_ABSENT: code_pb2.UNIMPLEMENTED,
-    Reason.UNSUPPORTED: code_pb2.UNIMPLEMENTED,
-    Reason.REQUEST_ID_REUSED: code_pb2.ALREADY_EXISTS,
-    Reason.TARGET_BUSY: code_pb2.ABORTED,
-    Reason.BASE_VERSION_MISMATCH: code_pb2.ABORTED,
-    Reason.CHECKSUM_MISMATCH: code_pb2.ABORTED,
-    Reason.VERSION_CHANGED: code_pb2.ABORTED,
-    Reason.INCOMPLETE: code_pb2.FAILED_PRECONDITION,
-    Reason.NOTHING_APPLIED: code_pb2.FAILED_PRECONDITION,
-    Reason.SESSION_STATE: code_pb2.FAILED_PRECONDITION,
-    Reason.SESSION_EXPIRED: code_pb2.FAILED_PRECONDITION,
-    Reason.SHARED_WEIGHT: code_pb2.FAILED_PRECONDITION,
-    Reason.NOT_FINITE: code_pb2.FAILED_PRECONDITION,
-    Reason.STREAMS_OPEN: code_pb2.FAILED_PRECONDITION,
-    Reason.QUARANTINED: code_pb2.FAILED_PRECONDITION,
-    Reason.ARENA_FULL: code_pb2.RESOURCE_EXHAUSTED,
-    Reason.TOO_MANY_STREAMS: code_pb2.RESOURCE_EXHAUSTED,
-    Reason.DRAINING: code_pb2.UNAVAILABLE,
-    Reason.ENGINE_UNAVAILABLE: code_pb2.UNAVAILABLE,
-    Reason.COMMIT_ROLLED_BACK: code_pb2.INTERNAL,
-    Reason.COMMIT_FAILED: code_pb2.DATA_LOSS,
-    Reason.INTERNAL: code_pb2.INTERNAL,
+    Reason.INVALID_REQUEST: Code.INVALID_ARGUMENT,
+    Reason.SHAPE_MISMATCH: Code.INVALID_ARGUMENT,
+    Reason.DTYPE_MISMATCH: Code.INVALID_ARGUMENT,
+    Reason.OUT_OF_BOUNDS: Code.INVALID_ARGUMENT,
+    Reason.MALFORMED_PAYLOAD: Code.INVALID_ARGUMENT,
+    Reason.OVERLAP_CONFLICT: Code.INVALID_ARGUMENT,
+    Reason.UNKNOWN_TENSOR: Code.NOT_FOUND,
+    Reason.UNKNOWN_SESSION: Code.NOT_FOUND,
+    Reason.TARGET_ABSENT: Code.UNIMPLEMENTED,
+    Reason.UNSUPPORTED: Code.UNIMPLEMENTED,
+    Reason.REQUEST_ID_REUSED: Code.ALREADY_EXISTS,
+    Reason.TARGET_BUSY: Code.ABORTED,
+    Reason.BASE_VERSION_MISMATCH: Code.ABORTED,
+    Reason.CHECKSUM_MISMATCH: Code.ABORTED,
+    Reason.VERSION_CHANGED: Code.ABORTED,
+    Reason.INCOMPLETE: Code.FAILED_PRECONDITION,
+    Reason.NOTHING_APPLIED: Code.FAILED_PRECONDITION,
+    Reason.SESSION_STATE: Code.FAILED_PRECONDITION,
+    Reason.SESSION_EXPIRED: Code.FAILED_PRECONDITION,
+    Reason.SHARED_WEIGHT: Code.FAILED_PRECONDITION,
+    Reason.NOT_FINITE: Code.FAILED_PRECONDITION,
+    Reason.STREAMS_OPEN: Code.FAILED_PRECONDITION,
+    Reason.QUARANTINED: Code.FAILED_PRECONDITION,
+    Reason.ARENA_FULL: Code.RESOURCE_EXHAUSTED,
+    Reason.TOO_MANY_STREAMS: Code.RESOURCE_EXHAUSTED,
+    Reason.DRAINING: Code.UNAVAILABLE,
+    Reason.ENGINE_UNAVAILABLE: Code.UNAVAILABLE,
+    Reason.COMMIT_ROLLED_BACK: Code.INTERNAL,
+    Reason.COMMIT_FAILED: Code.DATA_LOSS,
+    Reason.INTERNAL: Code.INTERNAL,
 }
 """Status code of each reason, as a number of google.rpc.Code."""
 
@@ -61,12 +74,11 @@ _RESOURCE_TYPES = {
     Reason.VERSION_CHANGED: "target",
 }
 
-# Reasons that stand for a bare status code, as gRPC itself or a proxy gives it.
-_REASON_OF_BARE_CODE = {
-    code_pb2.INVALID_ARGUMENT: Reason.INVALID_REQUEST,
-    code_pb2.UNIMPLEMENTED: Reason.UNSUPPORTED,
-    code_pb2.UNAVAILABLE: Reason.ENGINE_UNAVAILABLE,
-    code_pb2.DATA_LOSS: Reason.COMMIT_FAILED,
+# What a bare status code most likely means, as gRPC itself or a proxy gives it.
+_CLASS_OF_BARE_CODE: Mapping[int, type[WeightSyncError]] = {
+    Code.INVALID_ARGUMENT: InvalidRequestError,
+    Code.UNIMPLEMENTED: UnsupportedError,
+    Code.UNAVAILABLE: EngineUnavailableError,
 }
 
 # Details travel in trailers, of which gRPC takes 8 KiB. The text travels twice, once of these in
@@ -79,7 +91,7 @@ _MOST_FACTS = 10
 def status_of(error: WeightSyncError) -> Status:
     """Return the status of an error; texts too long for trailers are cut in their middle."""
     text = _shorten(str(error), _LONGEST_TEXT)
-    info = error_details_pb2.ErrorInfo(
+    info = ErrorInfo(
         reason=error.reason.name,
         domain=DOMAIN,
         metadata={
@@ -90,7 +102,7 @@ def status_of(error: WeightSyncError) -> Status:
     details: list[Message] = [info]
     if error.retry_after is not None:
         delay = duration_to_proto(error.retry_after)
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        details.append(RetryInfo(retry_delay=delay))
     subjects = [_shorten(subject, _LONGEST_FACT) for subject in error.subjects[:_MOST_FACTS]]
     details += _subjects_to_details(error.reason, subjects)
     status = Status(code=CODES[error.reason], message=text)
@@ -101,18 +113,20 @@ def status_of(error: WeightSyncError) -> Status:
 
 def error_of(status: Status) -> WeightSyncError:
     """Return the error that a peer had; without an ErrorInfo of ours, what its code tells."""
-    infos = _unpack(status.details, error_details_pb2.ErrorInfo)
+    infos = _unpack(status.details, ErrorInfo)
     info = next((info for info in infos if info.domain == DOMAIN), None)
     # A reason that only newer workers know is as good as none.
     if info is None or info.reason not in Reason.__members__:
         return error_of_code(status.code, status.message)
-    delays = _unpack(status.details, error_details_pb2.RetryInfo)
-    return WeightSyncError.class_for(Reason[info.reason])(
+    delays = _unpack(status.details, RetryInfo)
+    error = WeightSyncError.class_for(Reason[info.reason])(
         status.message,
         subjects=_subjects_of_details(status.details),
         retry_after=duration_from_proto(delays[0].retry_delay) if delays else None,
-        **info.metadata,
     )
+    # Not as keywords: a peer chooses their names.
+    error.metadata = dict(info.metadata)
+    return error
 
 
 def error_of_code(code: int, details: str) -> WeightSyncError:
@@ -126,10 +140,8 @@ def error_of_code(code: int, details: str) -> WeightSyncError:
         The nearest class, or `WeightSyncError` itself (e.g. for CANCELLED and DEADLINE_EXCEEDED);
         metadata `code` has the code's name.
     """
-    known = code_pb2.Code.values()
-    name = code_pb2.Code.Name(code_pb2.Code.ValueType(code)) if code in known else str(code)
-    reason = _REASON_OF_BARE_CODE.get(code, Reason.INTERNAL)
-    kind = WeightSyncError if reason is Reason.INTERNAL else WeightSyncError.class_for(reason)
+    name = Code.Name(code) if code in Code.values() else str(code)
+    kind = _CLASS_OF_BARE_CODE.get(code, WeightSyncError)
     return kind(f"{name}: {details}", code=name)
 
 
@@ -137,22 +149,20 @@ def _subjects_to_details(reason: Reason, subjects: Sequence[str]) -> list[Messag
     if not subjects:
         return []
     if reason is Reason.INVALID_REQUEST:
-        violations = [error_details_pb2.BadRequest.FieldViolation(field=s) for s in subjects]
-        return [error_details_pb2.BadRequest(field_violations=violations)]
-    if CODES[reason] == code_pb2.FAILED_PRECONDITION:
+        violations = [BadRequest.FieldViolation(field=s) for s in subjects]
+        return [BadRequest(field_violations=violations)]
+    if CODES[reason] == Code.FAILED_PRECONDITION:
         kind = "MISSING" if reason is Reason.INCOMPLETE else reason.name
-        failures = [
-            error_details_pb2.PreconditionFailure.Violation(type=kind, subject=s) for s in subjects
-        ]
-        return [error_details_pb2.PreconditionFailure(violations=failures)]
+        failures = [PreconditionFailure.Violation(type=kind, subject=s) for s in subjects]
+        return [PreconditionFailure(violations=failures)]
     kind = _RESOURCE_TYPES.get(reason, "tensor")
-    return [error_details_pb2.ResourceInfo(resource_type=kind, resource_name=s) for s in subjects]
+    return [ResourceInfo(resource_type=kind, resource_name=s) for s in subjects]
 
 
 def _subjects_of_details(details: Sequence[Any]) -> list[str]:
-    bad = _unpack(details, error_details_pb2.BadRequest)
-    failed = _unpack(details, error_details_pb2.PreconditionFailure)
-    resources = _unpack(details, error_details_pb2.ResourceInfo)
+    bad = _unpack(details, BadRequest)
+    failed = _unpack(details, PreconditionFailure)
+    resources = _unpack(details, ResourceInfo)
     return [
         *(violation.field for request in bad for violation in request.field_violations),
         *(violation.subject for failure in failed for violation in failure.violations),
@@ -164,7 +174,7 @@ def _unpack(details: Sequence[Any], kind: type[M]) -> list[M]:
     found = []
     for detail in details:
         message = kind()
-        if detail.Is(kind.DESCRIPTOR) and detail.Unpack(message):
+        if detail.Unpack(message):
             found.append(message)
     return found
 
