@@ -1,0 +1,1 @@
+"""The gRPC side of a worker: services, health, metrics, logs, settings."""

@@ -1,0 +1,73 @@
+"""What can be set about a server: by keywords in a program, by the environment from outside."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+from pydantic import field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from weightsync.core.types import Limits
+from weightsync.server.logs import LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How a server presents itself.
+
+    Attributes:
+        address: `HOST:PORT` (port 0: a free one) or `unix:///PATH`.
+        allow_insecure: Allow a TCP address that other hosts can reach.
+        reflection: Describe the services to tools like grpcurl; None: only to this host.
+        metrics_host: Where `/metrics` listens.
+        metrics_port: Its port, 0 for a free one; None: no `/metrics`.
+    """
+
+    address: str = "127.0.0.1:0"
+    allow_insecure: bool = False
+    reflection: bool | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+
+
+_DEFAULT = ServerConfig()
+
+
+class ServerSettings(BaseSettings):
+    """The same from the environment: `WEIGHTSYNC_ADDRESS`, `WEIGHTSYNC_LIMITS__MAX_STREAMS`, ...
+
+    Attributes beyond `ServerConfig` and `Limits`:
+        log_format: How log lines are written to standard error.
+        log_level: Lowest level that is written.
+        stop_grace: Seconds that open sessions get to finish when the server stops.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="WEIGHTSYNC_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    address: str = _DEFAULT.address
+    allow_insecure: bool = _DEFAULT.allow_insecure
+    reflection: bool | None = _DEFAULT.reflection
+    metrics_host: str = _DEFAULT.metrics_host
+    metrics_port: int | None = _DEFAULT.metrics_port
+    limits: Limits = Limits()
+    log_format: LogFormat = LogFormat.CONSOLE
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    stop_grace: float = 10.0
+
+    @field_validator("limits")
+    @classmethod
+    def _check_limits(cls, limits: Limits) -> Limits:
+        for name, value in asdict(limits).items():
+            if value <= 0:
+                raise ValueError(f"{name} must be positive")
+        if limits.max_payload_bytes <= 0:
+            raise ValueError("max_message_bytes must be more than the 65536 bytes of a header")
+        return limits
+
+    @property
+    def config(self) -> ServerConfig:
+        """How the server presents itself."""
+        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
