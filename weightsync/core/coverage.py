@@ -1,69 +1,184 @@
-"""Which bytes of a box have been written."""
+"""Which elements of an array, or bytes, have been written.
+
+A set of indices is kept in bands: along the first dimension as disjoint spans, each with the set
+that holds for all indices of the span in the dimensions behind it; neighbouring spans with equal
+sets are one. So equal sets look equal however they came about, shards and chunks that meet stay
+one box, and an addition looks only at the spans that it touches, found by bisection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
 
 from weightsync.core.regions import Region
 
 
 class Coverage:
-    """A set of elements of one array, kept as disjoint boxes.
+    """A set of elements of one array; its boxes are disjoint and in row-major order.
 
-    Boxes are merged when they meet, so that shards and chunks that arrive in order stay one box.
-    Not thread-safe: the owner holds a lock.
+    Safe to read while one thread adds: a reader sees the set before or after the addition.
     """
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._boxes: list[Region] = []
+    def __init__(self, regions: Iterable[Region] = ()) -> None:
+        """Start with some regions."""
+        self._bands: _Bands | None = None
+        for region in regions:
+            self.add(region)
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is covered."""
+        return self._bands is not None
 
     @property
     def boxes(self) -> tuple[Region, ...]:
-        """The disjoint boxes."""
-        return tuple(self._boxes)
+        """The covered elements as disjoint boxes."""
+        return tuple(_boxes(self._bands))
 
     @property
     def numel(self) -> int:
         """Number of covered elements."""
-        return sum(box.numel for box in self._boxes)
+        return self._bands.numel if self._bands else 0
 
     def overlaps(self, region: Region) -> list[Region]:
-        """Return the parts of a region that are covered already."""
-        return [common for box in self._boxes if (common := box.intersect(region))]
+        """Return the part of a region that is covered, as disjoint boxes."""
+        return list(_boxes(_common(self._bands, box))) if (box := _of(region)) else []
 
     def missing(self, region: Region) -> list[Region]:
-        """Return disjoint boxes of a region that are not covered."""
-        return list(subtract_all(region, self._boxes))
+        """Return the part of a region that is not covered, as disjoint boxes."""
+        return list(_boxes(_holes(self._bands, box))) if (box := _of(region)) else []
 
     def covers(self, region: Region) -> bool:
         """Tell whether every element of a region is covered."""
-        return not any(True for _ in subtract_all(region, self._boxes))
+        return not self.missing(region)
 
     def add(self, region: Region) -> None:
         """Cover a region; what is covered already is counted once."""
-        for piece in self.missing(region):
-            self._insert(piece)
-
-    def _insert(self, piece: Region) -> None:
-        # Newest first: the next chunk of a stream continues the box of the one before.
-        index = len(self._boxes) - 1
-        while index >= 0:
-            merged = self._boxes[index].merge(piece)
-            if merged is None:
-                index -= 1
-                continue
-            del self._boxes[index]
-            piece = merged
-            index = len(self._boxes) - 1
-        self._boxes.append(piece)
+        if box := _of(region):
+            self._bands = _union(self._bands, box)
 
 
-def subtract_all(region: Region, holes: Iterable[Region]) -> Iterator[Region]:
-    """Yield disjoint boxes of a region that lie in none of the holes."""
-    rest = [region] if region.numel else []
-    for hole in holes:
-        rest = [piece for box in rest for piece in box.subtract(hole)]
-        if not rest:
-            return
-    yield from rest
+class _Span(NamedTuple):
+    """Indices `start` to `end` (exclusive) of one dimension, all with the same set behind them."""
+
+    start: int
+    end: int
+    inner: _Bands
+
+
+class _Bands(NamedTuple):
+    """A set that is not empty; None stands for the empty one."""
+
+    numel: int
+    spans: tuple[_Span, ...]
+
+
+_POINT = _Bands(1, ())
+"""The one element of an array without dimensions."""
+
+_start: Callable[[_Span], int] = attrgetter("start")
+_end: Callable[[_Span], int] = attrgetter("end")
+
+
+def _of(region: Region) -> _Bands | None:
+    """Return the set of a region: one span per dimension, one in the other."""
+    if not region.numel:
+        return None
+    bands = _POINT
+    for start, size in zip(reversed(region.offsets), reversed(region.sizes), strict=True):
+        bands = _Bands(size * bands.numel, (_Span(start, start + size, bands),))
+    return bands
+
+
+def _boxes(bands: _Bands | None) -> Iterator[Region]:
+    if bands is _POINT:
+        yield Region((), ())
+    elif bands:
+        for start, end, inner in bands.spans:
+            for box in _boxes(inner):
+                yield Region((start, *box.offsets), (end - start, *box.sizes))
+
+
+def _union(bands: _Bands | None, box: _Bands) -> _Bands:
+    if bands is None or bands is _POINT:
+        return box
+    start, end, _ = box.spans[0]
+    # Spans that only touch the box belong to it too: they may become one with a part of it.
+    first = bisect_left(bands.spans, start, key=_end)
+    last = bisect_right(bands.spans, end, key=_start)
+    touched = bands.spans[first:last]
+    pieces: list[tuple[int, int, _Bands | None]] = list(_pieces(bands, box, _union))
+    if touched and touched[0].start < start:
+        pieces.insert(0, (touched[0].start, min(touched[0].end, start), touched[0].inner))
+    if touched and touched[-1].end > end:
+        pieces.append((max(touched[-1].start, end), touched[-1].end, touched[-1].inner))
+    spans = _joined(pieces)
+    return _Bands(
+        bands.numel - _numel(touched) + _numel(spans),
+        bands.spans[:first] + spans + bands.spans[last:],
+    )
+
+
+def _common(bands: _Bands | None, box: _Bands) -> _Bands | None:
+    if bands is None or bands is _POINT:
+        return bands
+    return _bands(_joined(_pieces(bands, box, _common)))
+
+
+def _holes(bands: _Bands | None, box: _Bands) -> _Bands | None:
+    if bands is None:
+        return box
+    if bands is _POINT:
+        return None
+    return _bands(_joined(_pieces(bands, box, _holes)))
+
+
+def _pieces(
+    bands: _Bands, box: _Bands, operation: Callable[[_Bands | None, _Bands], _Bands | None]
+) -> Iterator[tuple[int, int, _Bands | None]]:
+    """Yield the box span by span, with the result of an operation on what lies behind each."""
+    start, end, inner = box.spans[0]
+    # Many spans may have one and the same set behind them.
+    results: dict[int, _Bands | None] = {}
+    for low, high, behind in _cut(bands.spans, start, end):
+        if id(behind) not in results:
+            results[id(behind)] = operation(behind, inner)
+        yield low, high, results[id(behind)]
+
+
+def _cut(
+    spans: tuple[_Span, ...], start: int, end: int
+) -> Iterator[tuple[int, int, _Bands | None]]:
+    """Yield the indices from `start` to `end` in spans, those between the given ones included."""
+    first = bisect_right(spans, start, key=_end)
+    last = bisect_left(spans, end, lo=first, key=_start)
+    for span in spans[first:last]:
+        if span.start > start:
+            yield start, span.start, None
+        yield max(span.start, start), min(span.end, end), span.inner
+        start = span.end
+    if start < end:
+        yield start, end, None
+
+
+def _joined(pieces: Iterable[tuple[int, int, _Bands | None]]) -> tuple[_Span, ...]:
+    """Return the pieces that are not empty, neighbours with equal sets as one."""
+    spans: list[_Span] = []
+    for start, end, inner in pieces:
+        if inner is None:
+            continue
+        if spans and spans[-1].end == start and spans[-1].inner == inner:
+            spans[-1] = spans[-1]._replace(end=end)
+        else:
+            spans.append(_Span(start, end, inner))
+    return tuple(spans)
+
+
+def _bands(spans: tuple[_Span, ...]) -> _Bands | None:
+    return _Bands(_numel(spans), spans) if spans else None
+
+
+def _numel(spans: Iterable[_Span]) -> int:
+    return sum((end - start) * inner.numel for start, end, inner in spans)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from weightsync.core.errors import InvalidRequestError, UnknownTensorError
-from weightsync.core.types import TensorKey
+from weightsync.core.types import Target
 
 MAX_PATTERNS = 256
 """Most ignore patterns of a session."""
@@ -46,19 +46,20 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     return by_tail[matches[0]] if matches else None
 
 
-def unknown_tensor(key: TensorKey, candidates: Iterable[str]) -> UnknownTensorError:
+def unknown_tensor(target: Target, name: str, candidates: Iterable[str]) -> UnknownTensorError:
     """Return the error for a tensor that its target does not have.
 
     Args:
-        key: What was asked for.
+        target: The target.
+        name: What was asked for.
         candidates: The names that the target has.
     """
-    known = closest(key.name, candidates)
-    hint = f"; the closest name is {known!r}" if known else "; no name is like it"
+    known = closest(name, candidates)
+    hint = f"; the closest name is {shorten(known)!r}" if known else "; no name is like it"
     return UnknownTensorError(
-        f"the {key.target} has no tensor {shorten(key.name)!r}{hint}. Map the name, or list it in"
+        f"the {target} has no tensor {shorten(name)!r}{hint}. Map the name, or list it in"
         " ignore_names if it is not needed",
-        subjects=[key.name],
+        subjects=[name],
         closest=known or "",
     )
 

@@ -51,37 +51,12 @@ class Region:
             and all(end <= size for end, size in zip(self.ends, shape, strict=True))
         )
 
-    def contains(self, other: Region) -> bool:
-        """Tell whether every element of `other` lies in this region."""
-        return other.numel == 0 or all(
-            a <= b and be <= ae
-            for a, b, ae, be in zip(self.offsets, other.offsets, self.ends, other.ends, strict=True)
-        )
-
     def intersect(self, other: Region) -> Region | None:
         """Return the common part, or None if it is empty."""
         offsets = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
         ends = tuple(min(a, b) for a, b in zip(self.ends, other.ends, strict=True))
         sizes = tuple(e - o for o, e in zip(offsets, ends, strict=True))
         return Region(offsets, sizes) if all(s > 0 for s in sizes) else None
-
-    def subtract(self, other: Region) -> Iterator[Region]:
-        """Yield disjoint regions that hold what is in this region but not in `other`."""
-        common = self.intersect(other)
-        if common is None:
-            if self.numel:
-                yield self
-            return
-        offsets, sizes = list(self.offsets), list(self.sizes)
-        for d in range(self.ndim):
-            before = common.offsets[d] - offsets[d]
-            if before:
-                yield Region(tuple(offsets), (*sizes[:d], before, *sizes[d + 1 :]))
-            after = offsets[d] + sizes[d] - common.ends[d]
-            if after:
-                start = (*offsets[:d], common.ends[d], *offsets[d + 1 :])
-                yield Region(start, (*sizes[:d], after, *sizes[d + 1 :]))
-            offsets[d], sizes[d] = common.offsets[d], common.sizes[d]
 
     def shift(self, by: Sequence[int]) -> Region:
         """Return the region moved by a vector."""
@@ -90,25 +65,6 @@ class Region:
     def relative_to(self, origin: Region) -> Region:
         """Return the region in the coordinates of `origin`, whose first element becomes 0."""
         return self.shift([-o for o in origin.offsets])
-
-    def merge(self, other: Region) -> Region | None:
-        """Return the union if it is a box and the two do not overlap, else None."""
-        along = None
-        for d in range(self.ndim):
-            if (self.offsets[d], self.sizes[d]) != (other.offsets[d], other.sizes[d]):
-                if along is not None:
-                    return None
-                along = d
-        if along is None:
-            return None
-        first, second = (
-            (self, other) if self.offsets[along] < other.offsets[along] else (other, self)
-        )
-        if first.ends[along] != second.offsets[along]:
-            return None
-        sizes = list(first.sizes)
-        sizes[along] += second.sizes[along]
-        return Region(first.offsets, tuple(sizes))
 
     def runs(self, start: int, length: int) -> Iterator[Region]:
         """Split a row-major run of elements of this region into boxes, in row-major order.
