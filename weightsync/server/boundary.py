@@ -1,0 +1,96 @@
+"""The one place where requests become Python values and errors become status codes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_status import rpc_status
+from structlog.typing import FilteringBoundLogger
+
+from weightsync.core.errors import InternalError, WeightSyncError
+from weightsync.wire.convert import parse_message
+from weightsync.wire.status import status_of
+
+Behavior = Callable[[Any, grpc.ServicerContext], Any]
+"""A method of a servicer: takes a message, or an iterator of raw ones; returns one, or many."""
+
+Admit = AbstractContextManager[None]
+"""Lets a call in, or raises what the caller is to be told."""
+
+
+class Boundary:
+    """Stands around every handler: parses what comes in, and tells callers what went wrong.
+
+    Handlers get and give raw bytes, as gRPC has them. With gRPC's own deserializers a request that
+    is no message would end as INTERNAL, as if it were the worker's fault.
+    """
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        """Write tracebacks, which never leave the worker, to a log."""
+        self._log = log
+
+    def unary(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
+        """Wrap a method that answers once."""
+
+        def handle(request: Any, call: grpc.ServicerContext) -> bytes:  # noqa: ANN401
+            with self._telling(method, call), admit:
+                return _to_bytes(behavior(_parse(method, request), call))
+
+        return handle
+
+    def stream(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
+        """Wrap a method that answers many times."""
+
+        def handle(request: Any, call: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ANN401
+            with self._telling(method, call), admit:
+                for answer in behavior(_parse(method, request), call):
+                    yield _to_bytes(answer)
+
+        return handle
+
+    @contextmanager
+    def _telling(self, method: MethodDescriptor, call: grpc.ServicerContext) -> Iterator[None]:
+        try:
+            yield
+        except WeightSyncError as error:
+            self._log.info(
+                "call.refused", rpc=method.name, reason=error.reason.name, cause=str(error)
+            )
+            _abort(call, error)
+        except grpc.RpcError:
+            # gRPC's own way to say that the client is gone: nobody is left to be told.
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, the caller gets a proper status
+            correlation_id = uuid.uuid4().hex
+            self._log.exception("call.failed", rpc=method.name, correlation_id=correlation_id)
+            _abort(
+                call,
+                InternalError(
+                    f"{method.name} failed inside the worker; its log says more under the"
+                    f" correlation id {correlation_id}",
+                    correlation_id=correlation_id,
+                ),
+            )
+
+
+def _abort(call: grpc.ServicerContext, error: WeightSyncError) -> NoReturn:
+    call.abort_with_status(rpc_status.to_status(status_of(error)))
+    raise AssertionError
+
+
+def _parse(method: MethodDescriptor, request: bytes | Iterator[bytes]) -> Any:  # noqa: ANN401
+    """Parse a single request; the messages of a client's stream stay raw for the chunk parser."""
+    if not isinstance(request, bytes):
+        return request
+    return parse_message(GetMessageClass(method.input_type), request)
+
+
+def _to_bytes(answer: Message | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
