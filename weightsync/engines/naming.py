@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from weightsync.apply.bits import storage_identity
 from weightsync.apply.dtypes import from_torch
 from weightsync.core.errors import UnsupportedError
 from weightsync.layout.plan import ParameterSpec
@@ -55,17 +56,6 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name, child in module._modules.items():  # noqa: SLF001 - the same
         if child is not None:
             yield from _walk(unwrap(child), f"{prefix}{name}.")
-
-
-def storage_identity(tensor: torch.Tensor) -> Hashable:
-    """Return what tensors have in common that are the same elements of the same memory.
-
-    Slices of one flat buffer differ, two parameters over one storage do not. Empty tensors have
-    no memory, and are alone.
-    """
-    if tensor.numel() == 0:
-        return id(tensor)
-    return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def parameter_spec(name: str, tensor: torch.Tensor) -> ParameterSpec:

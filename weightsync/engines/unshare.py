@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from weightsync.core.errors import UnsupportedError
-from weightsync.engines.naming import storage_identity
+from weightsync.apply.bits import storage_identity
 
 
 def unshare(draft: nn.Module, verifier: nn.Module, storages: Collection[Hashable]) -> None:

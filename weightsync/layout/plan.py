@@ -67,7 +67,7 @@ class Placement:
         return cls(whole, parameter, whole, tuple(range(len(shape))))
 
     def to_dest(self, box: Region) -> Region:
-        """Map a box inside `source` to the parameter."""
+        """Map a box inside `source`, which must not be empty, to the parameter."""
         local = box.relative_to(self.source)
         offsets = tuple(
             start + (0 if a is None else local.offsets[a])
@@ -77,7 +77,7 @@ class Placement:
         return Region(offsets, sizes)
 
     def to_source(self, box: Region) -> Region:
-        """Map a box inside `dest` to the tensor."""
+        """Map a box inside `dest`, which must not be empty, to the tensor."""
         offsets = list(self.source.offsets)
         sizes = [1] * self.source.ndim
         for d, a in enumerate(self.axes):
@@ -141,7 +141,8 @@ class Layout:
                     raise ValueError(f"tensor {plan.name!r}: {placement} leaves {spec}")
                 if plan.dtype is not spec.dtype:
                     raise ValueError(f"tensor {plan.name!r} is {plan.dtype}, {spec} is not")
-                needed.setdefault(spec.name, {})[placement.dest] = None
+                if not plan.composite:
+                    needed.setdefault(spec.name, {})[placement.dest] = None
         object.__setattr__(self, "_needed", {name: tuple(r) for name, r in needed.items()})
 
     @classmethod

@@ -1,0 +1,1 @@
+"""Staging memory: where a session's bytes wait until they are committed."""

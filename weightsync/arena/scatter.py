@@ -1,0 +1,132 @@
+"""From a run of bytes of a tensor to the boxes of storage where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightsync.arena.arena import Bytes
+from weightsync.arena.block import Block, in_bytes
+from weightsync.core.dtypes import DType
+from weightsync.core.errors import InvalidRequestError, OverlapConflictError
+from weightsync.core.regions import Region
+from weightsync.core.types import Segment
+from weightsync.layout.plan import Placement, TensorPlan
+
+Cast = Callable[[Bytes, DType, DType], Bytes]
+"""Turns the bytes of elements of one type into those of another."""
+
+# A transposed copy is many times faster by elements than by bytes.
+_ELEMENT = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy into a block; `source` and `dest` have the same shape.
+
+    Attributes:
+        block: Where to.
+        box: What it fills, in bytes of the block.
+        dest: View of the block's memory.
+        source: View of the payload.
+        known: Parts of `box` that are there before this copy: they must be equal.
+    """
+
+    block: Block
+    box: Region
+    dest: Bytes
+    source: Bytes
+    known: list[Region]
+
+    def run(self) -> None:
+        """Copy. The interpreter is free meanwhile.
+
+        Raises:
+            OverlapConflictError: what is there already is not what is being sent.
+        """
+        for part in self.known:
+            inner = part.relative_to(self.box).slices
+            if not np.array_equal(self.dest[inner], self.source[inner]):
+                raise OverlapConflictError(
+                    f"bytes sent for {self.block.key} at {part} (the last dimension counts bytes)"
+                    " differ from bytes that this session holds already; send each element once,"
+                    " or the same value under every name of a shared storage",
+                    subjects=[str(self.block.key)],
+                )
+        dtype = _ELEMENT.get(self.dest.shape[-1])
+        if dtype is not None and self.source.strides[-1] == 1 and not self._linear():
+            np.copyto(self.dest.view(dtype), self.source.view(dtype))
+        else:
+            np.copyto(self.dest, self.source)
+
+    def _linear(self) -> bool:
+        return self.source.flags.c_contiguous and self.dest.flags.c_contiguous
+
+
+def scatter(
+    segment: Segment,
+    plan: TensorPlan,
+    data: memoryview,
+    block_of: Callable[[Placement], Block],
+    cast: Cast,
+) -> Iterator[Copy]:
+    """Yield the copies that put a segment's bytes in place.
+
+    Bytes that no placement of this worker holds are dropped.
+
+    Args:
+        segment: What the bytes are; checked against `plan` by the caller.
+        plan: The tensor.
+        data: `segment.byte_length` bytes.
+        block_of: Where a placement's parameter is staged.
+        cast: Used if the segment's type is not the plan's.
+
+    Raises:
+        InvalidRequestError: a cast would split an element.
+    """
+    itemsize = segment.dtype.itemsize
+    casts = segment.dtype is not plan.dtype
+    if casts and (segment.byte_offset % itemsize or segment.byte_length % itemsize):
+        raise InvalidRequestError(
+            f"tensor {segment.name!r} is cast from {segment.dtype} to {plan.dtype}: segments must"
+            f" then hold whole elements of {itemsize} bytes; cut the message elsewhere",
+            subjects=["segments.byte_offset"],
+        )
+    start = 0
+    region = in_bytes(segment.region, segment.dtype)
+    for box in region.runs(segment.byte_offset, segment.byte_length):
+        piece = np.frombuffer(data, np.uint8, box.numel, start)
+        start += box.numel
+        if casts:
+            piece = cast(piece, segment.dtype, plan.dtype)
+            box = Region(box.offsets, (*box.sizes[:-1], plan.dtype.itemsize))  # noqa: PLW2901
+        yield from _place(box, piece.reshape(box.sizes), plan, block_of)
+
+
+def _place(
+    box: Region, piece: Bytes, plan: TensorPlan, block_of: Callable[[Placement], Block]
+) -> Iterator[Copy]:
+    elements = Region(box.offsets[:-1], box.sizes[:-1])
+    first, count = box.offsets[-1], box.sizes[-1]
+    for placement in plan.placements:
+        common = elements.intersect(placement.source)
+        if common is None:
+            continue
+        block = block_of(placement)
+        dest = placement.to_dest(common)
+        dest_bytes = Region((*dest.offsets, first), (*dest.sizes, count))
+        source = arrange(piece[common.relative_to(elements).slices], placement)
+        yield Copy(block, dest_bytes, block.memory[dest_bytes.slices], source, [])
+
+
+def arrange(source: Bytes, placement: Placement) -> Bytes:
+    """Turn an array over a tensor's axes (and one more) into one over the parameter's axes."""
+    used = [a for a in placement.axes if a is not None]
+    unused = [d for d in range(placement.source.ndim) if d not in used]
+    moved = source.transpose(*unused, *used, source.ndim - 1)[(0,) * len(unused)]
+    arranged: Bytes = moved[
+        (*(None if a is None else slice(None) for a in placement.axes), slice(None))
+    ]
+    return arranged

@@ -1,0 +1,364 @@
+"""The write path of a session: chunks in, blocks filled, coverage kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from weightsync.arena.arena import ArenaBudget, Bytes
+from weightsync.arena.block import Block
+from weightsync.arena.scatter import Cast, Copy, scatter
+from weightsync.core.coverage import Coverage
+from weightsync.core.dtypes import DType, check_cast
+from weightsync.core.errors import (
+    InvalidRequestError,
+    SessionStateError,
+    ShapeMismatchError,
+    SharedWeightError,
+)
+from weightsync.core.names import IgnorePatterns, unknown_tensor
+from weightsync.core.regions import Region
+from weightsync.core.types import (
+    CastPolicy,
+    Scope,
+    Segment,
+    SharedTensorPolicy,
+    Target,
+    TensorKey,
+    UpdateRequest,
+)
+from weightsync.core.views import MissingTensor
+from weightsync.layout.plan import Layout, ParameterSpec, Placement, TensorPlan
+from weightsync.layout.shares import ParameterKey, Shares
+
+MAX_IGNORED = 1000
+"""How many distinct ignored names a session keeps, to list them."""
+
+Memory = Callable[[ParameterKey, ParameterSpec], Bytes]
+"""Gives the memory of a block: uint8 of shape (*parameter shape, itemsize)."""
+
+
+class Staging:
+    """What has arrived of one session, and where it lies.
+
+    Several threads may write at once. A message is taken whole or not at all: its copies are
+    claimed together, made without holding a lock, and counted together.
+    """
+
+    def __init__(
+        self,
+        request: UpdateRequest,
+        *,
+        layouts: Mapping[Target, Layout],
+        shares: Shares,
+        memory: Memory,
+        budget: ArenaBudget,
+        cast: Cast,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare to take a session's chunks.
+
+        Args:
+            request: The session's request.
+            layouts: Of all targets of the worker.
+            shares: Of the same layouts.
+            memory: Where blocks lie; called once per storage, when its first byte comes.
+            budget: What the bytes are counted against.
+            cast: Converts elements, for sessions that allow it.
+            release: Called once, when the memory is needed no more.
+
+        Raises:
+            ArenaFullError: a FULL session needs more than the budget has left.
+        """
+        self._request = request
+        self._layouts = {t: layouts[t] for t in sorted(request.targets, key=lambda t: t.value)}
+        self._shares = shares
+        self._memory = memory
+        self._budget = budget
+        self._cast = cast
+        self._release = release
+        self._ignore = IgnorePatterns(request.ignore_names)
+        self._changed = threading.Condition()
+        self._blocks: dict[ParameterKey, Block] = {}
+        self._needed = self._needed_boxes() if request.scope is Scope.FULL else {}
+        self._declared: dict[TensorKey, dict[Region, None]] = {}
+        self._ignored: dict[str, None] = {}
+        self._writers = 0
+        self._closed = False
+        self._freed = False
+        self._full_bytes = sum(
+            sum(box.numel for box in boxes) * self._spec(key).dtype.itemsize
+            for key, boxes in self._needed.items()
+        )
+        self._covered_bytes = 0
+        self._reserved = self._full_bytes
+        budget.reserve(self._reserved)
+
+    # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The storages of which bytes have arrived, in the order of their first byte."""
+        with self._changed:
+            return [b for b in self._blocks.values() if b.coverage.boxes]
+
+    @property
+    def applied(self) -> frozenset[TensorKey]:
+        """The tensors of which a segment was taken."""
+        with self._changed:
+            return frozenset(self._declared)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names that an ignore pattern let pass, sorted, at most `MAX_IGNORED`."""
+        with self._changed:
+            return tuple(sorted(self._ignored))
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that a FULL session still needs; 0 for PARTIAL."""
+        return self._full_bytes - self._covered_bytes if self._full_bytes else 0
+
+    def missing(self) -> Iterator[MissingTensor]:
+        """Yield what has not arrived, each storage by its first name.
+
+        For a PARTIAL session: what is missing of the regions that segments have named.
+        """
+        if self._request.scope is Scope.FULL:
+            if self.missing_bytes:
+                yield from self._missing_of_full()
+            return
+        with self._changed:
+            declared = {key: tuple(regions) for key, regions in self._declared.items()}
+        for key, regions in declared.items():
+            plan = self._layouts[key.target].tensors[key.name]
+            yield from self._missing_of(key.target, plan, regions)
+
+    def _missing_of_full(self) -> Iterator[MissingTensor]:
+        seen: set[str] = set()
+        for target, layout in self._layouts.items():
+            for plan in layout.tensors.values():
+                key = TensorKey(target, plan.name)
+                group = self._shares.group(key)
+                if plan.composite or group in seen or self._is_foreign(key):
+                    continue
+                if group:
+                    seen.add(group)
+                yield from self._missing_of(target, plan, (Region.whole(plan.shape),))
+
+    def _missing_of(
+        self, target: Target, plan: TensorPlan, regions: Sequence[Region]
+    ) -> Iterator[MissingTensor]:
+        missing = Coverage()
+        for placement in plan.placements:
+            home = self._home(ParameterKey(target, placement.parameter))
+            for region in regions:
+                wanted = region.intersect(placement.source)
+                if wanted is None:
+                    continue
+                with self._changed:
+                    block = self._blocks.get(home)
+                    holes = (
+                        [wanted]
+                        if block is None
+                        else [
+                            placement.to_source(hole)
+                            for hole in block.missing(placement.to_dest(wanted))
+                        ]
+                    )
+                for hole in holes:
+                    missing.add(hole)
+        if missing.boxes:
+            yield MissingTensor(
+                target, plan.name, missing.boxes, missing.numel * plan.dtype.itemsize
+            )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, segments: Sequence[Segment], payload: memoryview) -> None:
+        """Take one message.
+
+        Args:
+            segments: The table; lengths add up to the payload's (checked on parsing).
+            payload: The bytes; not kept.
+
+        Raises:
+            InvalidRequestError, ShapeMismatchError, DTypeMismatchError, UnknownTensorError,
+            SharedWeightError, OverlapConflictError, ArenaFullError, SessionStateError: nothing
+                of the message was taken.
+        """
+        copies: list[Copy] = []
+        declared: list[tuple[TensorKey, Region]] = []
+        ignored: list[str] = []
+        start = 0
+        for segment in segments:
+            data = payload[start : start + segment.byte_length]
+            start += segment.byte_length
+            plan = self._plan(segment)
+            if plan is None:
+                ignored.append(segment.name)
+                continue
+            self._check(segment, plan, data)
+            declared.append((segment.key, segment.region))
+            target = segment.target
+
+            def block_of(placement: Placement, target: Target = target) -> Block:
+                return self._block(self._home(ParameterKey(target, placement.parameter)))
+
+            copies.extend(scatter(segment, plan, data, block_of, self._cast))
+        new_bytes = self._claim(copies)
+        try:
+            for copy in copies:
+                copy.run()
+        except BaseException:
+            self._settle(copies, 0)
+            raise
+        self._settle(copies, new_bytes, declared, ignored)
+
+    def _plan(self, segment: Segment) -> TensorPlan | None:
+        layout = self._layouts.get(segment.target)
+        if layout is None:
+            raise InvalidRequestError(
+                f"tensor {segment.name!r} is for the {segment.target}, which this session does"
+                " not write; start a session with both targets",
+                subjects=["segments.target"],
+            )
+        plan = layout.tensors.get(segment.name)
+        if plan is None and not self._ignore.match(segment.name):
+            raise unknown_tensor(segment.target, segment.name, layout.tensors)
+        return plan
+
+    def _check(self, segment: Segment, plan: TensorPlan, data: memoryview) -> None:
+        if segment.shape != plan.shape:
+            raise ShapeMismatchError(
+                f"tensor {segment.name!r} of the {segment.target} has global shape"
+                f" {list(plan.shape)} on the worker but was sent with {list(segment.shape)};"
+                " shapes are never broadcast or cut",
+                subjects=[segment.name],
+            )
+        allowed = self._request.cast is CastPolicy.ALLOW
+        check_cast(segment.dtype, plan.dtype, allowed=allowed, name=segment.name)
+        if segment.dtype is DType.BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+            raise InvalidRequestError(
+                f"tensor {segment.name!r} is bool, but has bytes other than 0 and 1",
+                subjects=["payload"],
+            )
+        if self._request.shared_tensors is SharedTensorPolicy.REFUSE and self._is_foreign(
+            segment.key
+        ):
+            raise SharedWeightError(
+                f"the draft's tensor {segment.name!r} is one storage with the verifier's"
+                f" ({self._shares.group(segment.key) or 'in part'}): leave it out, send it in a"
+                " session with both targets, or choose a policy for shared tensors",
+                subjects=[segment.name],
+            )
+
+    def _claim(self, copies: Sequence[Copy]) -> int:
+        """Take possession of what is to be copied; return how many bytes of it are new."""
+        with self._changed:
+            # Another message that is copying into the same bytes has to be compared with.
+            while not self._closed and any(
+                claim.intersect(copy.box) for copy in copies for claim in copy.block.claims
+            ):
+                self._changed.wait()
+            if self._closed:
+                raise SessionStateError("the session has ended and takes no more chunks")
+            new: dict[Block, Coverage] = {}
+            charge = 0
+            for copy in copies:
+                block = copy.block
+                mine = new.setdefault(block, Coverage())
+                copy.known = [*block.coverage.overlaps(copy.box), *mine.overlaps(copy.box)]
+                before = mine.numel
+                for piece in block.coverage.missing(copy.box):
+                    mine.add(piece)
+                if not block.needed:
+                    charge += mine.numel - before
+            self._budget.reserve(charge)
+            self._reserved += charge
+            for copy in copies:
+                copy.block.claims.append(copy.box)
+            self._writers += 1
+            return sum(mine.numel for block, mine in new.items() if block.needed)
+
+    def _settle(
+        self,
+        copies: Sequence[Copy],
+        new_bytes: int,
+        declared: Sequence[tuple[TensorKey, Region]] | None = None,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """Give up possession; with `declared`, count the copies as made."""
+        with self._changed:
+            for copy in copies:
+                copy.block.claims.remove(copy.box)
+                if declared is not None:
+                    copy.block.coverage.add(copy.box)
+            self._covered_bytes += new_bytes
+            for key, region in declared or ():
+                self._declared.setdefault(key, {})[region] = None
+            for name in ignored:
+                if len(self._ignored) < MAX_IGNORED:
+                    self._ignored[name] = None
+            self._writers -= 1
+            self._free_if_idle()
+            self._changed.notify_all()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take no more; give the memory back as soon as the last copy is done. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._free_if_idle()
+            self._changed.notify_all()
+
+    def _free_if_idle(self) -> None:
+        if self._closed and not self._writers and not self._freed:
+            self._freed = True
+            self._blocks.clear()
+            self._budget.release(self._reserved)
+            self._release()
+
+    # -- where things lie ----------------------------------------------------------------------
+
+    def _home(self, key: ParameterKey) -> ParameterKey:
+        """Return the key under which a parameter's storage is staged."""
+        owner = self._shares.owner(key)
+        if owner.target in self._layouts:
+            return owner
+        return self._shares.first(owner, key.target)
+
+    def _is_foreign(self, key: TensorKey) -> bool:
+        return Target.VERIFIER not in self._layouts and self._shares.belongs_to_verifier(key)
+
+    def _spec(self, key: ParameterKey) -> ParameterSpec:
+        return self._layouts[key.target].parameters[key.name]
+
+    def _block(self, home: ParameterKey) -> Block:
+        with self._changed:
+            block = self._blocks.get(home)
+            if block is None:
+                spec = self._spec(home)
+                block = Block(
+                    home,
+                    spec.dtype,
+                    self._memory(home, spec),
+                    self._needed.get(home, ()),
+                    foreign=self._shares.owner(home).target not in self._layouts,
+                )
+                self._blocks[home] = block
+            return block
+
+    def _needed_boxes(self) -> dict[ParameterKey, tuple[Region, ...]]:
+        needed: dict[ParameterKey, Coverage] = {}
+        for target, layout in self._layouts.items():
+            for name in layout.parameters:
+                owner = self._shares.owner(ParameterKey(target, name))
+                if owner.target in self._layouts:
+                    union = needed.setdefault(owner, Coverage())
+                    for box in layout.needed(name):
+                        union.add(box)
+        return {key: union.boxes for key, union in needed.items() if union.boxes}
