@@ -75,9 +75,10 @@ class WeightSyncError(Exception):
         self.metadata = metadata
 
     def __init_subclass__(cls) -> None:
-        """Register the class of a reason."""
+        """Register the class of a reason; one without a reason of its own never travels."""
         super().__init_subclass__()
-        WeightSyncError._by_reason[cls.reason] = cls
+        if "reason" in cls.__dict__:
+            WeightSyncError._by_reason[cls.reason] = cls
 
     @staticmethod
     def class_for(reason: Reason) -> type[WeightSyncError]:

@@ -1,0 +1,98 @@
+"""Channels to a worker: options that fit what a worker's server allows."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import json
+from typing import TypeAlias
+from urllib.parse import quote
+
+import grpc
+
+from weightsync.core.errors import InvalidRequestError
+from weightsync.v1 import engine_control_pb2, weight_sync_pb2
+
+Options: TypeAlias = list[tuple[str, str | int]]
+
+_UNIX = "unix:"
+_MAX_ANSWER_BYTES = 64 << 20
+_numbers = itertools.count()
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Open a channel with a connection of its own; it connects at the first call.
+
+    Args:
+        address: `HOST:PORT`, or `unix:///PATH` with the path as it is.
+
+    Raises:
+        InvalidRequestError: the address has neither form.
+    """
+    return grpc.insecure_channel(_target(address), options=_options(address))
+
+
+def _target(address: str) -> str:
+    if address.startswith(_UNIX):
+        return _UNIX + quote(address.removeprefix(_UNIX).removeprefix("//"))
+    host, separator, port = address.rpartition(":")
+    if not host or not separator or not port.isdecimal():
+        raise InvalidRequestError(
+            f"{address!r} is no address: write HOST:PORT or unix:///PATH", subjects=["address"]
+        )
+    return address
+
+
+def _options(address: str) -> Options:
+    options: Options = [
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.service_config", _service_config()),
+        # Channels with equal options would share one connection.
+        ("weightsync.channel", next(_numbers)),
+    ]
+    if _is_local(address):
+        # A proxy of the environment can't reach what only this host can.
+        options.append(("grpc.enable_http_proxy", 0))
+    if address.startswith(_UNIX):
+        # Otherwise the coded path is sent as authority, which strict servers refuse.
+        options.append(("grpc.default_authority", "localhost"))
+    return options
+
+
+def _is_local(address: str) -> bool:
+    if address.startswith(_UNIX):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _service_config() -> str:
+    """Return the retries of unary calls, all of which are idempotent."""
+    services = (
+        weight_sync_pb2.DESCRIPTOR.services_by_name["WeightSync"],
+        engine_control_pb2.DESCRIPTOR.services_by_name["EngineControl"],
+    )
+    names = [
+        {"service": service.full_name, "method": method.name}
+        for service in services
+        for method in service.methods
+        if not (method.client_streaming or method.server_streaming)
+    ]
+    retry = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 3,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": retry}]})

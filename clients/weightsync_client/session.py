@@ -1,0 +1,220 @@
+"""A session over one or many workers: push, then finish or abort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from weightsync.core.errors import InvalidRequestError, SessionStateError
+from weightsync.core.types import Target, UpdateRequest
+from weightsync_client.chunker import Chunker, Message
+from weightsync_client.member import Member, SendOptions
+from weightsync_client.names import NameMapping
+from weightsync_client.phases import abort_all, concurrently, finish_all, first_error, prepare_all
+from weightsync_client.planner import Planner, Rows
+from weightsync_client.progress import Meter, Progress
+from weightsync_client.report import FleetError, FleetReport
+from weightsync_client.router import Router, Workers
+from weightsync_client.sources import Source, is_stable, shards
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What another process needs to join a session; picklable.
+
+    Attributes:
+        request: What the session was asked for.
+        session_ids: One per worker, in the fleet's order.
+    """
+
+    request: UpdateRequest
+    session_ids: tuple[str, ...]
+
+
+class Session:
+    """Weights on their way; made by `Fleet.update` and `Fleet.join`.
+
+    As a context manager it finishes when the block ends well and aborts when the block raises. A
+    process that joined only waits until its part has arrived: the one that opened the session
+    finishes it, once it knows that all others are done. To be used by one thread.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        request: UpdateRequest,
+        *,
+        joined: bool,
+        names: NameMapping,
+        rows: Rows,
+        options: SendOptions,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        """Take the open sessions of all workers."""
+        self._members = tuple(members)
+        self._request = request
+        self._joined = joined
+        self._names = names
+        self._report: FleetReport | None = None
+        self._ended = ""
+        planner = Planner([member.needs for member in members], request, rows)
+        self._meter = Meter(progress, None if joined else planner.total_bytes())
+        # One message must fit all workers that it may go to.
+        max_payload = min(member.limits.max_payload_bytes for member in members)
+        max_segments = min(member.limits.max_segments for member in members)
+        self._router = Router(
+            planner,
+            request.ignore_names,
+            lambda emit: Chunker(
+                emit,
+                max_payload_bytes=min(options.chunk_bytes or max_payload, max_payload),
+                max_segments=max_segments,
+                checksum=options.checksum,
+            ),
+            self._emit,
+        )
+
+    def __repr__(self) -> str:
+        state = self._ended or "open"
+        return f"Session({self._request.weight_version!r}, {len(self._members)} workers, {state})"
+
+    @property
+    def ticket(self) -> Ticket:
+        """What other processes join with."""
+        return Ticket(self._request, tuple(member.session_id for member in self._members))
+
+    @property
+    def report(self) -> FleetReport:
+        """What the update came to.
+
+        Raises:
+            SessionStateError: it is not finished.
+        """
+        if self._report is None:
+            raise SessionStateError(f"{self!r} is not finished", state=self._ended or "open")
+        return self._report
+
+    def push(
+        self,
+        source: Source,
+        *,
+        target: Target | None = None,
+        names: NameMapping | None = None,
+    ) -> None:
+        """Send what the workers need of a source. Its memory may be reused when this returns.
+
+        Args:
+            source: See `weightsync_client.sources`.
+            target: The model that it belongs to; may be left out if the session has one only.
+            names: How its names become the workers'; None: as the session was opened with.
+
+        Raises:
+            WeightSyncError: see `Router.route` and the contract's UpdateWeights; what was sent
+                before stays in the session, which should be aborted.
+        """
+        self._check_open()
+        model = self._target(target)
+        stable = is_stable(source)
+        for shard in shards(source):
+            self._router.route(shard, model, names or self._names)
+            if not stable:
+                self._router.own()
+        self._router.own()
+
+    def settle(self) -> None:
+        """Wait until the workers have all that was pushed.
+
+        Raises:
+            WeightSyncError: what a worker refused, or that it can't be reached.
+        """
+        self._router.flush()
+        error = first_error(concurrently(Member.settle, self._members))
+        if error is not None:
+            raise error
+
+    def finish(self) -> FleetReport:
+        """Commit on all workers: prepare everywhere, then finish everywhere.
+
+        May be called again after a `FleetError`: workers that have committed are left alone.
+
+        Raises:
+            WeightSyncError: a worker was not ready; all were aborted and keep what they hold.
+            FleetError: some workers have committed, others have not.
+        """
+        if self._report is not None and self._report.committed:
+            return self._report
+        if self._ended != "finishing":
+            self._check_open()
+            try:
+                self.settle()
+                prepare_all(self._members)
+            except BaseException as failure:
+                self.abort(f"not ready: {failure}")
+                raise
+            self._ended = "finishing"
+        errors = finish_all(self._members)
+        workers = [m.report(e) for m, e in zip(self._members, errors, strict=True)]
+        self._report = FleetReport(
+            weight_version=self._request.weight_version,
+            workers=tuple(workers),
+            sent_tensors=len(self._router.sent.tensors),
+            sent_bytes=self._meter.bytes_done,
+            ignored_names=tuple(sorted(self._router.sent.ignored)),
+            seconds=self._meter.seconds,
+        )
+        error = first_error(errors)
+        if error is None:
+            self._ended = "committed"
+            return self._report
+        if len(self._members) == 1:
+            raise error
+        raise FleetError(self._report) from error
+
+    def abort(self, cause: str = "") -> None:
+        """Drop the session on all workers, which keep what they hold. Idempotent."""
+        if not self._ended:
+            self._ended = "aborted"
+            abort_all(self._members, cause)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort(f"{kind.__name__}: {error}"[:200])
+        elif not self._ended:
+            if self._joined:
+                self.settle()
+            else:
+                self.finish()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SessionStateError(f"{self!r} takes nothing more", state=self._ended)
+
+    def _target(self, target: Target | None) -> Target:
+        targets = self._request.targets
+        if target is None and len(targets) == 1:
+            return next(iter(targets))
+        if target not in targets:
+            named = ", ".join(sorted(map(str, targets)))
+            raise InvalidRequestError(
+                f"the session writes {named}: say which of them a source belongs to",
+                subjects=["target"],
+            )
+        return target
+
+    def _emit(self, workers: Workers, message: Message) -> None:
+        for index in workers:
+            self._members[index].send(message)
+        self._meter.count(message.segments[-1].key, message.payload_bytes)

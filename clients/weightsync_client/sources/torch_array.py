@@ -1,0 +1,87 @@
+"""Arrays that are torch tensors, on any device and with any strides."""
+
+from __future__ import annotations
+
+import torch
+
+from weightsync.core.dtypes import DType
+from weightsync.core.errors import UnsupportedError
+from weightsync.core.regions import Region
+from weightsync_client.shards import Array
+
+
+class TorchArray:
+    """A tensor that is read box by box: only what a message holds is made contiguous or moved."""
+
+    def __init__(self, tensor: torch.Tensor, name: str = "") -> None:
+        """Take a strided tensor that has data.
+
+        Raises:
+            UnsupportedError: a sparse, quantized or meta tensor, or an element type that the wire
+                does not have; `name` is told.
+        """
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            what = (
+                "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+            )
+            raise UnsupportedError(
+                f"tensor {name!r} is {what}: push a dense tensor with data", subjects=[name]
+            )
+        self._tensor = tensor.detach().resolve_conj().resolve_neg()
+        self._dtype = from_torch(tensor.dtype, name)
+
+    @classmethod
+    def from_bytes(cls, data: bytearray, dtype: DType, shape: tuple[int, ...]) -> TorchArray:
+        """Look at row-major bytes as a tensor."""
+        flat = (
+            torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        )
+        return cls(flat.view(to_torch(dtype)).reshape(shape))
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
+        return tuple(self._tensor.shape)
+
+    def read(self, box: Region) -> memoryview:
+        """Return the row-major bytes of a box; without a copy where it lies in one piece."""
+        part = self._tensor[box.slices].to("cpu").contiguous()
+        # Through bytes: numpy does not know bfloat16 and the like.
+        data: memoryview = part.reshape(-1).view(torch.uint8).numpy().data
+        return data
+
+    def cast(self, dtype: DType) -> Array:
+        """Return the tensor converted as the worker converts it."""
+        return TorchArray(self._tensor.to(to_torch(dtype)))
+
+
+def to_torch(dtype: DType) -> torch.dtype:
+    """Return torch's type.
+
+    Raises:
+        UnsupportedError: this torch does not have it.
+    """
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedError(f"torch {torch.__version__} has no element type {dtype}")
+    return found
+
+
+def from_torch(dtype: torch.dtype, name: str) -> DType:
+    """Return the wire's type.
+
+    Raises:
+        UnsupportedError: the wire does not have it; `name` is told.
+    """
+    try:
+        return DType[str(dtype).removeprefix("torch.").upper()]
+    except KeyError:
+        raise UnsupportedError(
+            f"tensor {name!r} has the element type {dtype}, which the wire does not have",
+            subjects=[name],
+        ) from None
