@@ -540,7 +540,7 @@ class Session(google.protobuf.message.Message):
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its lease runs out unless it is renewed by a write or a call that names it."""
+        """When its lease runs out unless it is renewed: by chunks, and by prepare."""
 
     def __init__(
         self,
