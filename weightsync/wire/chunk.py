@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.message import DecodeError
-
 from weightsync.core.errors import InvalidRequestError, MalformedPayloadError
 from weightsync.core.types import ChecksumType, Limits, Segment
 from weightsync.v1.types_pb2 import ChecksumType as ChecksumTypeProto
 from weightsync.v1.weight_sync_pb2 import ReadWeightsResponse, UpdateWeightsRequest
 from weightsync.wire.checksum import checksum
-from weightsync.wire.convert import enum_from_proto
+from weightsync.wire.convert import enum_from_proto, parse_message
 from weightsync.wire.segment import segment_reader, serialize_segment
 from weightsync.wire.tags import LENGTH_DELIMITED, fields, write_varint
 
@@ -68,7 +66,7 @@ def parse_chunk(data: bytes, limits: Limits) -> Chunk:
     header, segments, payload = _take_apart(
         data, UpdateWeightsRequest.SEGMENTS_FIELD_NUMBER, limits
     )
-    message = _parse(UpdateWeightsRequest, header)
+    message = parse_message(UpdateWeightsRequest, header)
     return Chunk(
         message.session_id,
         segments,
@@ -87,7 +85,7 @@ def parse_read_chunk(data: bytes) -> Chunk:
     header, segments, payload = _take_apart(
         data, ReadWeightsResponse.SEGMENTS_FIELD_NUMBER, _READER_LIMITS
     )
-    message = _parse(ReadWeightsResponse, header)
+    message = parse_message(ReadWeightsResponse, header)
     return Chunk(
         "",
         segments,
@@ -172,12 +170,12 @@ def _take_apart(
     data: bytes, segments_number: int, limits: Limits
 ) -> tuple[bytes, tuple[Segment, ...], memoryview]:
     """Split a message into its small fields, its segments and its payload."""
-    rest: list[bytes] = []
+    rest = bytearray()
     found: list[bytes] = []
     payload: memoryview | None = None
     for number, wire_type, begin, start, end in fields(data):
         if number not in (segments_number, _PAYLOAD):
-            rest.append(data[begin:end])
+            rest += data[begin:end]
             continue
         if wire_type != LENGTH_DELIMITED:
             raise MalformedPayloadError(
@@ -198,7 +196,7 @@ def _take_apart(
     read = segment_reader(limits)
     segments = tuple(read(raw, index) for index, raw in enumerate(found))
     _check_length(segments, len(payload))
-    return b"".join(rest), segments, payload
+    return bytes(rest), segments, payload
 
 
 def _check_length(segments: Sequence[Segment], length: int) -> None:
@@ -208,10 +206,3 @@ def _check_length(segments: Sequence[Segment], length: int) -> None:
             f"the payload has {length} bytes, but its {len(segments)} segments name {named}; "
             "their lengths must add up to the payload's"
         )
-
-
-def _parse(kind: type[M], header: bytes) -> M:
-    try:
-        return kind.FromString(header)
-    except DecodeError as error:
-        raise MalformedPayloadError(f"no {kind.DESCRIPTOR.name} message: {error}") from None

@@ -1,4 +1,4 @@
-"""Single values in both directions: enums, times, regions, targets."""
+"""Messages out of bytes, and single values in both directions: enums, times, regions, targets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from weightsync.core.errors import InvalidRequestError
+from weightsync.core.errors import InvalidRequestError, MalformedPayloadError
 from weightsync.core.regions import Region
 from weightsync.core.types import Target
 from weightsync.v1 import types_pb2
 
 E = TypeVar("E", bound=enum.Enum)
+M = TypeVar("M", bound=Message)
 
 _NANOS = 10**9
+
+
+def parse_message(kind: type[M], data: bytes) -> M:
+    """Return the message of some bytes.
+
+    Raises:
+        MalformedPayloadError: they are no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedPayloadError(
+            f"{len(data)} bytes are no {kind.__name__} message: {error}"
+        ) from None
 
 
 def enum_from_proto(kind: type[E], value: int, field: str, *, default: E | None = None) -> E:

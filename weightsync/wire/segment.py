@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from google.protobuf.message import DecodeError
-
 from weightsync.core.dtypes import DType
 from weightsync.core.errors import (
     InvalidRequestError,
-    MalformedPayloadError,
     OutOfBoundsError,
     UnsupportedError,
     WeightSyncError,
@@ -19,7 +16,12 @@ from weightsync.core.errors import (
 from weightsync.core.regions import Region
 from weightsync.core.types import Encoding, Limits, Segment, Target
 from weightsync.v1 import types_pb2
-from weightsync.wire.convert import enum_from_proto, region_from_proto, region_to_proto
+from weightsync.wire.convert import (
+    enum_from_proto,
+    parse_message,
+    region_from_proto,
+    region_to_proto,
+)
 from weightsync.wire.tags import write_varint
 
 # A trainer sends the same table of segments with every update: a few bytes to be looked up
@@ -82,10 +84,7 @@ def segment_reader(limits: Limits) -> Callable[[bytes, int], Segment]:
 
 
 def _parse(raw: bytes, limits: Limits) -> Segment:
-    try:
-        message = types_pb2.Segment.FromString(raw)
-    except DecodeError as error:
-        raise MalformedPayloadError(f"no Segment message: {error}") from None
+    message = parse_message(types_pb2.Segment, raw)
     name = _name(message.name, limits)
     shape = _shape(message, limits)
     dtype = enum_from_proto(DType, message.dtype, "dtype")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from google.protobuf.any_pb2 import Any
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import (
     BadRequest,
@@ -85,7 +86,8 @@ _CLASS_OF_BARE_CODE: Mapping[int, type[WeightSyncError]] = {
 # percent coding.
 _LONGEST_TEXT = 512
 _LONGEST_FACT = 128
-_MOST_FACTS = 10
+_MOST_FACTS = 5
+_MOST_SUBJECTS = 10
 
 
 def status_of(error: WeightSyncError) -> Status:
@@ -103,7 +105,7 @@ def status_of(error: WeightSyncError) -> Status:
     if error.retry_after is not None:
         delay = duration_to_proto(error.retry_after)
         details.append(RetryInfo(retry_delay=delay))
-    subjects = [_shorten(subject, _LONGEST_FACT) for subject in error.subjects[:_MOST_FACTS]]
+    subjects = [_shorten(subject, _LONGEST_FACT) for subject in error.subjects[:_MOST_SUBJECTS]]
     details += _subjects_to_details(error.reason, subjects)
     status = Status(code=CODES[error.reason], message=text)
     for detail in details:
@@ -171,11 +173,13 @@ def _subjects_of_details(details: Sequence[Any]) -> list[str]:
 
 
 def _unpack(details: Sequence[Any], kind: type[M]) -> list[M]:
+    """Return the details of one kind; what can't be read is left out: the error is what counts."""
     found = []
     for detail in details:
         message = kind()
-        if detail.Unpack(message):
-            found.append(message)
+        with suppress(DecodeError):
+            if detail.Unpack(message):
+                found.append(message)
     return found
 
 
