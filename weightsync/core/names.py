@@ -60,7 +60,6 @@ def unknown_tensor(target: Target, name: str, candidates: Iterable[str]) -> Unkn
         f"the {target} has no tensor {shorten(name)!r}{hint}. Map the name, or list it in"
         " ignore_names if it is not needed",
         subjects=[name],
-        closest=known or "",
     )
 
 
