@@ -222,6 +222,7 @@ class Peft(nn.Module):
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base_model = nn.ModuleDict({"model": base})
+        self.peft_config: dict[str, str] = {}
 
     def get_base_model(self) -> nn.Module:
         """Return the base model."""
@@ -345,3 +346,23 @@ def test_transformers_models(tied: bool) -> None:
     fresh.load_state_dict(draft.state_dict())
     assert bits(fresh(ids).logits) == bits(draft(ids).logits)
     check_ties(report, verifier, draft)
+
+
+def test_a_sharded_or_sparse_weight_is_not_plain() -> None:
+    """A table that is not one block of elements is told and left alone."""
+    verifier, draft = Tiny(), Tiny(seed=1)
+    draft.embed.weight = nn.Parameter(torch.eye(VOCABULARY, WIDTH).to_sparse())
+    report = share_identical_weights(verifier, draft)
+    assert pair_at(report, Place.INPUT_EMBEDDING).cause is Cause.NOT_PLAIN
+
+
+def test_a_base_model_without_adapters_is_no_wrapper() -> None:
+    """A model that can return its backbone keeps its head in view."""
+
+    class Backbone(Tiny):
+        def get_base_model(self) -> nn.Module:
+            """Return the part without a head."""
+            return self.embed
+
+    verifier = Backbone()
+    assert len(share_identical_weights(verifier, twin(verifier)).shared) == 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from weightsync.loader.compare import is_plain, same_bytes, view_key
+from weightsync.loader.compare import same_bytes, view_key
 from weightsync.loader.draft import Draft
 from weightsync.loader.report import Cause, Pair, Verdict
 from weightsync.loader.sites import NOT_IN_VERIFIER, Obstacle, Site
@@ -125,8 +125,6 @@ def _difference(source: torch.Tensor, tensor: torch.Tensor | None) -> Obstacle |
     """Return what makes two tensors unlike, values aside; an empty slot takes any tensor."""
     if tensor is None:
         return None
-    if not (is_plain(tensor) and is_plain(source)):
-        return Obstacle(Cause.NOT_PLAIN, "a tensor is sharded, sparse or quantized")
     for cause, verifier, draft in (
         (Cause.SHAPE, tuple(source.shape), tuple(tensor.shape)),
         (Cause.DTYPE, source.dtype, tensor.dtype),

@@ -81,5 +81,5 @@ def _inner(wrapper: object) -> object | None:
         name, child = next(iter(children.items()))
         if name in _SOLE_CHILD_NAMES:
             return child
-    base_model = call_accessor(wrapper, "get_base_model")  # PEFT
-    return base_model if base_model is not wrapper else None
+    # PEFT. Elsewhere a method of that name may return a model without its head.
+    return call_accessor(wrapper, "get_base_model") if hasattr(wrapper, "peft_config") else None
