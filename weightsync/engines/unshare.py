@@ -8,8 +8,8 @@ from collections.abc import Collection, Hashable
 import torch
 from torch import nn
 
-from weightsync.core.errors import UnsupportedError
 from weightsync.apply.bits import storage_identity
+from weightsync.core.errors import UnsupportedError
 
 
 def unshare(draft: nn.Module, verifier: nn.Module, storages: Collection[Hashable]) -> None:

@@ -1,0 +1,8 @@
+"""For those who write an adapter: the conformance suite and small models."""
+
+import sys
+
+# Before pytest imports the suite, so that a failed check shows its values. Without pytest the
+# models are of use, too.
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite("weightsync.testing.conformance")
