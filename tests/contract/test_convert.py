@@ -176,7 +176,7 @@ ANSWERS: dict[str, tuple[st.SearchStrategy[Any], Callable[..., Message], Callabl
     "request": (
         st.builds(
             UpdateRequest,
-            targets=target_sets.filter(bool),
+            targets=st.frozensets(st.sampled_from(Target), min_size=1),
             weight_version=names,
             request_id=texts,
             expected_base_versions=st.lists(
