@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weightsync.core.dtypes import DType
@@ -112,11 +112,6 @@ class TensorPlan:
         """The distinct regions of the tensor that the worker holds."""
         return tuple(dict.fromkeys(p.source for p in self.placements))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `regions`."""
-        return sum(region.numel for region in self.regions) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -165,9 +160,3 @@ class Layout:
     def needed(self, parameter: str) -> tuple[Region, ...]:
         """Return the boxes of a parameter that tensors reach; padding is in none of them."""
         return self._needed.get(parameter, ())
-
-    def reaching(self, parameter: str) -> Iterator[TensorPlan]:
-        """Yield the tensors with a placement in a parameter."""
-        for plan in self.tensors.values():
-            if any(p.parameter == parameter for p in plan.placements):
-                yield plan

@@ -77,12 +77,11 @@ def test_padding_is_not_needed() -> None:
     assert layout.needed("head") == (ROWS,)
 
 
-def test_bytes_of_a_shard() -> None:
-    """A tensor counts the bytes that the worker holds, a copy in two places once."""
+def test_regions_of_a_shard() -> None:
+    """A tensor tells the regions that the worker holds, a copy in two places once."""
     top = Region((0, 0), (2, 3))
     twice = plan(
         Placement(top, "head", top, (0, 1)),
         Placement(top, "head", Region((2, 0), (2, 3)), (0, 1)),
     )
     assert twice.regions == (top,)
-    assert twice.nbytes == 2 * 3 * 2
