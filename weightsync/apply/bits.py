@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weightsync.arena.arena import Bytes
@@ -33,9 +35,33 @@ def staged_bits(memory: Bytes) -> torch.Tensor:
     return torch.from_numpy(memory.view(_NUMPY[memory.shape[-1]])[..., 0])
 
 
+class _Memory:
+    """A CPU tensor's memory, in the form that numpy takes from others; keeps the tensor alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        itemsize = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "typestr": np.dtype(_NUMPY[itemsize]).str,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * itemsize for step in tensor.stride()),
+        }
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a CPU tensor that `bits` made as an array, no copy.
+
+    Not through `Tensor.numpy`: torch never resizes a storage again that it has handed to numpy,
+    so that an engine could not free its weights' memory after the first commit.
+    """
+    return np.asarray(_Memory(tensor)) if tensor.numel() else tensor.numpy()
+
+
 def live_memory(tensor: torch.Tensor) -> Bytes:
     """Return a CPU tensor as uint8 of shape (*shape, itemsize), no copy, whatever its strides."""
-    array = bits(tensor).numpy()
+    array = as_array(bits(tensor))
     first = array if array.ndim == 0 else array[tuple(slice(0, 1) for _ in array.shape)]
     first = first.reshape(-1).view(np.uint8)
     return np.lib.stride_tricks.as_strided(

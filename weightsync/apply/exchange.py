@@ -7,12 +7,17 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import torch
 
-from weightsync.apply.bits import PIECE_BYTES, bits, pieces, staged_bits
+from weightsync.apply.bits import PIECE_BYTES, as_array, bits, pieces, staged_bits
 from weightsync.arena.arena import Bytes
 from weightsync.core.regions import Region
+
+T = TypeVar("T")
 
 
 class Exchange:
@@ -52,20 +57,20 @@ class Exchange:
         nbytes = here.numel() * here.element_size()
         scratch = self._scratch if nbytes <= PIECE_BYTES else torch.empty(nbytes, dtype=torch.uint8)
         old = scratch[:nbytes].view(here.dtype).view(here.shape)
+        if here.device.type == "cpu":
+            # A piece is too small for torch's threads: to start and join them costs more.
+            _exchange(as_array(here), there.numpy(), old.numpy(), np.copyto)
+            return
         # Tensors made under inference mode can be written under it only, others as well.
         with torch.inference_mode():
-            _copy(old, here)
-            try:
-                _copy(here, there)
-            except BaseException:
-                _copy(here, old)
-                raise
-            _copy(there, old)
+            _exchange(here, there, old, torch.Tensor.copy_)
 
 
-def _copy(dest: torch.Tensor, source: torch.Tensor) -> None:
-    if dest.device.type == source.device.type == "cpu":
-        # A piece is too small for torch's threads: to start and join them costs more.
-        np.copyto(dest.numpy(), source.numpy())
-    else:
-        dest.copy_(source)
+def _exchange(here: T, there: T, old: T, copy: Callable[[T, T], object]) -> None:
+    copy(old, here)
+    try:
+        copy(here, there)
+    except BaseException:
+        copy(here, old)
+        raise
+    copy(there, old)

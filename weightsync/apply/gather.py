@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from weightsync.apply.bits import PIECE_BYTES, bits
+from weightsync.apply.bits import PIECE_BYTES, as_array, bits
 from weightsync.arena.arena import Bytes
 from weightsync.core.regions import Region
 from weightsync.layout.plan import Placement, TensorPlan
@@ -29,7 +29,7 @@ def row_major(live: Mapping[str, torch.Tensor], placement: Placement) -> Iterato
     A piece is a view of live memory where that is possible: it shows later changes.
     """
     for piece in _slabs(_as_source(live[placement.parameter], placement)):
-        yield piece.contiguous().view(-1).cpu().numpy().view(np.uint8)
+        yield as_array(piece.contiguous().view(-1).cpu()).view(np.uint8)
 
 
 def digest(live: Mapping[str, torch.Tensor], placement: Placement) -> bytes:
