@@ -89,7 +89,8 @@ def region_to_proto(region: Region) -> types_pb2.Region:
 
 def time_from_proto(message: Timestamp) -> float:
     """Return Unix seconds; an absent time gives 0."""
-    return message.seconds + message.nanos / _NANOS
+    # Integers divide to the nearest float: what was a float comes back as the same one.
+    return (message.seconds * _NANOS + message.nanos) / _NANOS
 
 
 def time_to_proto(seconds: float) -> Timestamp:
@@ -100,7 +101,7 @@ def time_to_proto(seconds: float) -> Timestamp:
 
 def duration_from_proto(message: Duration) -> float:
     """Return a duration in seconds."""
-    return message.seconds + message.nanos / _NANOS
+    return (message.seconds * _NANOS + message.nanos) / _NANOS
 
 
 def duration_to_proto(seconds: float) -> Duration:
