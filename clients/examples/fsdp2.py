@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from weightsync_client import Fleet, FleetReport, verify
 
 NUM_RANKS = 2
@@ -59,7 +59,7 @@ def train(rank: int, address: str, port: int) -> None:
         inputs = torch.randn(64, 16)
         loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         report = push_shards(address, model, version=f"step-{step}")
         if report is not None:
@@ -78,7 +78,7 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with serve(make_model(seed=0)) as server:
-        mp.spawn(train, args=(server.address, port), nprocs=NUM_RANKS)
+        spawn(train, args=(server.address, port), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def train(address: str, num_steps: int = 40, push_every: int = 10) -> None:
         inputs = torch.randn(64, 16)
         loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % push_every == 0:
             report = push_model(address, model, version=f"step-{step}", progress=show)
