@@ -89,6 +89,8 @@ class Worker:
         self._events = EventLog(max_watchers=limits.max_watchers)
         self._reaper = Reaper(self._lock, self._table.next_expiry, self._expire)
         self._draining = False
+        # Turns the monotonic clock into Unix seconds; taken once, so that answers repeat exactly.
+        self._wall_offset = time.time() - time.monotonic()
         self._serving_changed: list[Callable[[bool], None]] = []
         self.reader = Reader(self._models, self._lock, limits)
         self.switch = EngineSwitch(
@@ -155,7 +157,7 @@ class Worker:
                 return self._info(repeated)
             self._models.refresh()
             opening.check(request, self._models)
-            session = self._table.open(request, time.monotonic(), wall_offset=_wall_offset())
+            session = self._table.open(request, time.monotonic(), wall_offset=self._wall_offset)
             session.sealed = True
             try:
                 update = opening.make(session, self._engine, self._models, self._budget, self.trace)
@@ -215,7 +217,7 @@ class Worker:
             with self._lock:
                 session.received_bytes += len(chunk.payload)
                 session.renew(time.monotonic())
-                return session.expires + _wall_offset()
+                return session.expires + self._wall_offset
 
     def update(self, session_id: str) -> SessionInfo:
         """Return where a session stands."""
@@ -506,7 +508,7 @@ class Worker:
     def _info(self, session: Session) -> SessionInfo:
         update = self._updates.get(session.session_id)
         return session.info(
-            wall_offset=_wall_offset(),
+            wall_offset=self._wall_offset,
             missing_bytes=update.staging.missing_bytes if update else 0,
         )
 
@@ -555,11 +557,6 @@ class Worker:
                 self._end(update, SessionState.ABORTED, "the worker is stopping")
         self._reaper.close()
         self._events.close()
-
-
-def _wall_offset() -> float:
-    """Return what turns the monotonic clock into Unix seconds."""
-    return time.time() - time.monotonic()
 
 
 def _facts(session: Session) -> dict[str, object]:

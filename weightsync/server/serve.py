@@ -1,0 +1,80 @@
+"""The worker in one line: `weightsync.serve(model, draft)`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from structlog.typing import FilteringBoundLogger
+
+from weightsync.core.errors import InvalidRequestError
+from weightsync.core.trace import Trace
+from weightsync.core.types import Limits
+from weightsync.engines.base import Engine
+from weightsync.engines.modules import ModuleEngine
+from weightsync.server.logs import LogFormat, make_logger
+from weightsync.server.server import Server
+from weightsync.server.settings import ServerConfig
+from weightsync.server.worker import Worker
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def serve(
+    verifier: nn.Module | None = None,
+    draft: nn.Module | None = None,
+    *,
+    engine: Engine | None = None,
+    address: str = "127.0.0.1:0",
+    allow_insecure: bool = False,
+    reflection: bool | None = None,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
+    limits: Limits | None = None,
+    trace: Trace | None = None,
+    log: FilteringBoundLogger | None = None,
+) -> Server:
+    """Serve models, which go on serving forward passes, and return the running server.
+
+    Args:
+        verifier: The policy's model. Hugging Face models get their checkpoints' names.
+        draft: The model that proposes tokens.
+        engine: An engine instead of modules.
+        address: `HOST:PORT` (port 0: a free one) or `unix:///PATH`.
+        allow_insecure: Allow a TCP address that other hosts can reach.
+        reflection: Describe the services to tools like grpcurl; None: only to this host.
+        metrics_port: Port of `/metrics`, 0 for a free one; None: no `/metrics`.
+        metrics_host: Where `/metrics` listens.
+        limits: Sizes that are enforced.
+        trace: Gets each step of each session.
+        log: Where events are logged; None: the standard library's logger `weightsync.server`.
+
+    Raises:
+        InvalidRequestError: neither models nor an engine, or both; or a bad address.
+    """
+    if (engine is None) == (verifier is None and draft is None):
+        raise InvalidRequestError(
+            "give modules or an engine, not both", subjects=["verifier", "draft", "engine"]
+        )
+    config = ServerConfig(address, allow_insecure, reflection, metrics_host, metrics_port)
+    worker = Worker(engine or _engine_for(verifier, draft), limits=limits or Limits(), trace=trace)
+    logger = log or make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
+    try:
+        return Server(worker, config, logger)
+    except BaseException:
+        worker.close(0.0)
+        raise
+
+
+def _engine_for(verifier: nn.Module | None, draft: nn.Module | None) -> Engine:
+    # Who serves Hugging Face models has imported transformers; others need not have it.
+    transformers = sys.modules.get("transformers")
+    if transformers is not None:
+        kind = transformers.PreTrainedModel
+        if isinstance(verifier, kind) and (draft is None or isinstance(draft, kind)):
+            from weightsync.engines.transformers import TransformersEngine  # noqa: PLC0415
+
+            return TransformersEngine(verifier, draft)
+    return ModuleEngine(verifier, draft)
