@@ -51,8 +51,10 @@ class TorchArray:
     def read(self, box: Region) -> memoryview:
         """Return the row-major bytes of a box; without a copy where it lies in one piece."""
         part = self._tensor[box.slices].to("cpu").contiguous()
+        # A single element counts as contiguous whatever its strides are, but view needs stride 1.
+        flat = part.as_strided((part.numel(),), (1,))
         # Through bytes: numpy does not know bfloat16 and the like.
-        data: memoryview = part.reshape(-1).view(torch.uint8).numpy().data
+        data: memoryview = flat.view(torch.uint8).numpy().data
         return data
 
     def cast(self, dtype: DType) -> Array:
