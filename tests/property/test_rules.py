@@ -14,17 +14,8 @@ from weightsync.core.dtypes import DType
 from weightsync.core.regions import Region
 from weightsync.layout.plan import Layout, ParameterSpec
 from weightsync.layout.rules import Rule, plan
-from weightsync.layout.sources import (
-    Concat,
-    Pad,
-    Select,
-    Shard,
-    Source,
-    Stack,
-    Tensor,
-    Transpose,
-    Unstack,
-)
+from weightsync.layout.selections import Pad, Select, Shard
+from weightsync.layout.sources import Concat, Source, Stack, Tensor, Transpose, Unstack
 
 Element = tuple[str, Index]
 """An element's identity: tensor and index in it."""

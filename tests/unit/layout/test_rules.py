@@ -6,17 +6,8 @@ from weightsync.core.dtypes import DType
 from weightsync.core.regions import Region
 from weightsync.layout.plan import ParameterSpec, Placement
 from weightsync.layout.rules import Rule, plan
-from weightsync.layout.sources import (
-    Concat,
-    Pad,
-    Select,
-    Shard,
-    Source,
-    Stack,
-    Tensor,
-    Transpose,
-    Unstack,
-)
+from weightsync.layout.selections import Pad, Select, Shard
+from weightsync.layout.sources import Concat, Source, Stack, Tensor, Transpose, Unstack
 
 
 def spec(name: str, *shape: int, dtype: DType = DType.BFLOAT16) -> ParameterSpec:
