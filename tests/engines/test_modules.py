@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Target
@@ -81,6 +87,24 @@ def test_wrappers_are_seen_by_what_they_are() -> None:
     assert list(named_tensors(nested)) == ["0.weight", "0.bias"]
 
 
+@pytest.fixture
+def world() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_distributed_wrappers_are_seen_and_shards_are_refused(world: None) -> None:
+    """B30: DDP leaves no trace in names; a DTensor, which has no address, is refused by name."""
+    model = compiled(DistributedDataParallel(nn.Linear(2, 2)))
+    assert list(named_tensors(model)) == ["weight", "bias"]
+    sharded = nn.Linear(2, 2)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(UnsupportedError, match=r"'weight' has no memory of its own \(DTensor"):
+        ModuleEngine(sharded)
+
+
 def test_a_child_that_is_called_like_a_wrapper_stays() -> None:
     """B30: a real child called `module` is in the names."""
     assert "module.fc.weight" in named_tensors(Wrapped(Tiny()))
@@ -97,7 +121,7 @@ def test_a_drafter_without_weights_is_no_target() -> None:
 
 def test_models_that_can_not_be_updated_are_refused_by_name() -> None:
     """A tensor without memory, or of a type outside the contract, is named at the start."""
-    with pytest.raises(UnsupportedError, match=r"'weight' is on the meta device"):
+    with pytest.raises(UnsupportedError, match=r"'weight' has no memory.* on meta"):
         ModuleEngine(nn.Linear(2, 2, device="meta"))
     model = nn.Module()
     model.register_buffer("packed", torch.empty(2, dtype=torch.bits8))
@@ -209,10 +233,9 @@ def test_a_deeper_sleep_from_a_light_one_drops_the_copy() -> None:
     assert (draft.head.weight == 3).all()
 
 
-def test_a_prefix_cache_that_is_not_there_is_refused() -> None:
-    """The error says so; an engine with one passes its answer on."""
-    with pytest.raises(UnsupportedError, match="no prefix cache"):
-        ModuleEngine(Tiny()).reset_prefix_cache()
+def test_only_an_engine_with_a_cache_can_reset_it() -> None:
+    """The control is there if a function for it was given, and passes on its answer."""
+    assert not hasattr(ModuleEngine(Tiny()), "reset_prefix_cache")
     assert ModuleEngine(Tiny(), reset_cache=lambda: False).reset_prefix_cache() is False
 
 

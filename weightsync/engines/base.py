@@ -2,7 +2,7 @@
 
 An adapter says which models it has, how their parameters are named and laid out, and where the
 gap between two forward passes is. All else (sessions, staging, commit, rollback, checks) is done
-by weightsync. `weightsync.testing` has the conformance suite that every adapter must pass.
+by weightsync. Every adapter must pass the suite in `weightsync.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ class TargetModel(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Where checkpoint tensors lie in the engine's parameters, with storage identities."""
+        """Where checkpoint tensors lie in the engine's parameters, with storage identities.
+
+        The same object until a tensor has been replaced: by `unshare`, or by a sleep.
+        """
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the live tensors by engine name; all that `layout.parameters` names.
@@ -33,7 +36,11 @@ class TargetModel(Protocol):
     def unshare(self, names: Collection[str]) -> None:
         """Give parameters a storage of their own, with equal values, cutting them off the verifier.
 
-        Called under the gate. Ties between the named parameters of this model stay.
+        Called under the gate. Ties within this model stay: what lies on one storage with a named
+        parameter moves along.
+
+        Raises:
+            UnsupportedError: the models can't be told apart; nothing was changed.
         """
 
 

@@ -80,7 +80,13 @@ class ModuleEngine:
 
     Forward passes are the calls of the modules, from any thread, compiled or not. A model's own
     loop around other calls must use `gate.step(target)`.
+
+    Attributes:
+        reset_prefix_cache: The `reset_cache` that was given; absent without one, as this control
+            then is.
     """
+
+    reset_prefix_cache: Callable[[], bool]
 
     def __init__(
         self,
@@ -118,6 +124,8 @@ class ModuleEngine:
         self._rules = rules
         self._rebuild = rebuild
         self._reset_cache = reset_cache
+        if reset_cache is not None:
+            self.reset_prefix_cache = reset_cache
         self._gate = StepGate()
         self._memory: SleepingMemory | None = None
         self._targets = {
@@ -170,16 +178,6 @@ class ModuleEngine:
         if self._reset_cache is None:
             return CacheReset.NONE
         return CacheReset.DONE if self._reset_cache() else CacheReset.FAILED
-
-    def reset_prefix_cache(self) -> bool:
-        """Drop the cache; False if it can't be done now.
-
-        Raises:
-            UnsupportedError: the engine was made without `reset_cache`.
-        """
-        if self._reset_cache is None:
-            raise UnsupportedError("this engine has no prefix cache")
-        return self._reset_cache()
 
     def sleep(self, level: int) -> None:
         """Free the memory of all parameters and hold forward passes until `wake_up`.

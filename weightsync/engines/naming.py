@@ -64,8 +64,11 @@ def parameter_spec(name: str, tensor: torch.Tensor) -> ParameterSpec:
     Raises:
         UnsupportedError: it has no memory yet, or elements that the contract does not know.
     """
-    if tensor.is_meta:
-        raise UnsupportedError(f"{name!r} is on the meta device; load the model before serving it")
+    if tensor.numel() and (tensor.is_meta or not tensor.data_ptr()):
+        raise UnsupportedError(
+            f"{name!r} has no memory of its own ({type(tensor).__name__} on {tensor.device}); "
+            "load the model before serving it, and serve plain tensors"
+        )
     try:
         dtype = from_torch(tensor.dtype)
     except UnsupportedError as error:
