@@ -75,6 +75,7 @@ def test_tied_placeholders_go_to_their_own_counterparts() -> None:
     names = ["embed.weight", "head.weight"]
     report = share_identical_weights(verifier, draft, missing=names)
     assert [pair.verdict for pair in report.pairs] == [Verdict.DECLARED] * 2
+    assert report.bytes_saved == report.pairs[0].num_bytes  # one placeholder under two names
     assert draft.embed.weight is verifier.embed.weight
     assert draft.head.weight is verifier.head.weight
 
@@ -139,6 +140,26 @@ def test_a_module_under_two_names_is_told_under_both() -> None:
     embedding = pair_at(report, Place.INPUT_EMBEDDING)
     assert embedding.draft == ("embed.weight", "lookup.weight")
     assert embedding.bytes_saved == embedding.num_bytes
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_plain_view_of_a_shared_weight_follows(registered: bool) -> None:
+    """B14: a buffer or an attribute over the old weight sees the new one, and stays what it was."""
+    verifier = Tiny()
+    draft = twin(verifier)
+    if registered:
+        draft.register_buffer("table", draft.embed.weight.detach())
+    else:
+        setattr(draft, "table", draft.embed.weight.detach())  # noqa: B010 - mypy knows no such
+    names = list(draft.state_dict())
+    report = share_identical_weights(verifier, draft)
+    assert pair_at(report, Place.INPUT_EMBEDDING).bytes_saved == 512
+    assert list(draft.state_dict()) == names
+    write(verifier.embed.weight, 0.5)
+    assert bits(draft.get_buffer("table") if registered else vars(draft)["table"]) == bits(
+        verifier.embed.weight
+    )
+    check_ties(report, verifier, draft)
 
 
 def replace_parameter(model: Tiny) -> None:
