@@ -103,7 +103,7 @@ class RawTrainer:
         return self.stub.GetWorker(weight_sync_pb2.GetWorkerRequest(), timeout=60)
 
 
-def segment(target: int, name: str, tensor: torch.Tensor, **changed: Any) -> types_pb2.Segment:
+def segment(target: int, name: str, tensor: torch.Tensor, /, **changed: Any) -> types_pb2.Segment:
     """Describe a whole tensor, with some fields changed."""
     fields: dict[str, Any] = {
         "target": target,
@@ -116,7 +116,7 @@ def segment(target: int, name: str, tensor: torch.Tensor, **changed: Any) -> typ
 
 
 def chunk(
-    session_id: str, target: int, tensors: Tensors, **changed: Any
+    session_id: str, target: int, tensors: Tensors, /, **changed: Any
 ) -> weight_sync_pb2.UpdateWeightsRequest:
     """Put whole tensors into one message, with some fields of the message changed."""
     payload = b"".join(bits(tensor) for tensor in tensors.values())
