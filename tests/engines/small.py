@@ -15,6 +15,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -77,6 +79,11 @@ def _clip(seed: int) -> PreTrainedModel:
     return CLIPTextModel(_config(CLIPTextConfig))
 
 
+def _nomic_bert(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return NomicBertModel(_config(NomicBertConfig))
+
+
 MAKERS = {
     "llama": llama,
     "tied": _tied,
@@ -85,5 +92,6 @@ MAKERS = {
     "qwen3_moe": _qwen3_moe,
     "gpt2": _gpt2,
     "clip_text": _clip,
+    "nomic_bert": _nomic_bert,
 }
-"""By name; each takes a seed."""
+"""By name; each takes a seed. Checkpoints of nomic_bert are fused where the module is not."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.core_model_loading import Chunk, Interleave, Transpose, WeightConverter
 
 from tests.engines.small import MAKERS, llama, mixtral
 from weightsync.core.errors import QuarantinedError, UnsupportedError
@@ -84,6 +85,35 @@ def test_fused_parameters_have_their_own_name_too() -> None:
     fill(layout, TransformersEngine(model).targets[V].tensors(), names)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor.view(torch.uint8), other.state_dict()[name].view(torch.uint8))
+
+
+def test_transposed_checkpoints_are_written_through_their_axes() -> None:
+    """A conversion that turns a matrix gives a placement that turns it back."""
+    model = llama()
+    model.__dict__["_weight_conversions"] = [
+        WeightConverter("mlp.w2.weight", "mlp.down_proj.weight", [Transpose(0, 1)])
+    ]
+    layout = TransformersEngine(model).targets[V].layout
+    plan = layout.tensors["model.layers.0.mlp.w2.weight"]
+    assert plan.shape == (16, 8)
+    assert plan.placements[0].axes == (1, 0)
+    assert layout.tensors["model.layers.0.mlp.down_proj.weight"].composite
+
+
+def test_what_boxes_can_not_express_keeps_its_own_name() -> None:
+    """Rows that a checkpoint interleaves are addressed as the module has them, and only so."""
+    model = llama()
+    model.__dict__["_weight_conversions"] = [
+        WeightConverter(
+            "mlp.w13.weight",
+            ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+            [Interleave(0), Chunk(0)],
+        )
+    ]
+    layout = TransformersEngine(model).targets[V].layout
+    assert not any("w13" in name for name in layout.tensors)
+    assert not layout.tensors["model.layers.0.mlp.gate_proj.weight"].composite
+    assert layout.tensors.keys() == model.state_dict().keys()
 
 
 def test_plain_modules_are_refused() -> None:
