@@ -42,7 +42,8 @@ def checkpoint_layout(model: PreTrainedModel, parameters: Sequence[ParameterSpec
     for name, tensor in tensors.items():
         places = views.placements(tensor, origins, specs)
         dtypes = {specs[place.parameter].dtype for place in places}
-        if len(dtypes) == 1:
+        known = sum(place.source.numel for place in places) == tensor.numel()
+        if known and len(dtypes) == 1:
             plans[name] = TensorPlan(name, dtypes.pop(), tuple(tensor.shape), tuple(places))
     plans = _whole(plans, specs)
     reached = {place.parameter for plan in plans.values() for place in plan.placements}
