@@ -154,5 +154,5 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 20_000),
         # Clients may ping, also while no data flows, and are not cut off for it.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ]
