@@ -146,11 +146,13 @@ def test_commit_hooks_run_in_order() -> None:
         calls.append("reset")
         return next(results)
 
-    engine = ModuleEngine(Tiny(), rebuild=lambda t: calls.append(set(t)), reset_cache=reset)
-    assert engine.committed([V]) is CacheReset.DONE
-    assert engine.committed([V]) is CacheReset.FAILED
+    engine = ModuleEngine(
+        Tiny(), rebuild=lambda written: calls.append(set(written)), reset_cache=reset
+    )
+    assert engine.committed({V: ["fc.weight"]}) is CacheReset.DONE
+    assert engine.committed({V: ["fc.weight"]}) is CacheReset.FAILED
     assert calls == [{V}, "reset", {V}, "reset"]
-    assert ModuleEngine(Tiny()).committed([V]) is CacheReset.NONE
+    assert ModuleEngine(Tiny()).committed({V: ["fc.weight"]}) is CacheReset.NONE
 
 
 def test_unshare_keeps_inner_ties_classes_and_attributes() -> None:

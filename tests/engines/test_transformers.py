@@ -178,7 +178,7 @@ def test_commits_between_the_steps_of_a_running_request() -> None:
             with engine.gate.exclusive(60):
                 live = engine.targets[V].tensors()
                 fill(engine.targets[V].layout, live, versions[i % 2])
-                engine.committed([V])
+                engine.committed({V: live.keys()})
         stop.set()
         lengths = [length for job in jobs for length in job.result()]
     assert set(lengths) == {16}

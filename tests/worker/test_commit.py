@@ -326,6 +326,16 @@ def test_engine_hooks_run_once_per_session_however_it_is_cut(models: tuple[Tiny,
     worker.close()
 
 
+def test_engine_hooks_are_told_what_was_written(models: tuple[Tiny, Tiny]) -> None:
+    """A rebuild gets the written parameters, under the names of every target that has them."""
+    calls: list[object] = []
+    worker = Worker(ModuleEngine(*models, rebuild=calls.append))
+    tensors = {"head.weight": torch.zeros(10, 4), "fc.bias": torch.zeros(4)}
+    update(worker, Target.VERIFIER, tensors, scope=Scope.PARTIAL)
+    assert calls == [{Target.VERIFIER: {"head.weight", "fc.bias"}, Target.DRAFT: {"head.weight"}}]
+    worker.close()
+
+
 def test_a_compiled_forward_computes_with_the_new_weights() -> None:
     """torch.compile'd modules see an update without being compiled anew (B69)."""
     model = Tiny()

@@ -16,6 +16,9 @@ import torch
 from weightsync.core.types import CacheReset, Coordinates, Target
 from weightsync.layout.plan import Layout
 
+Written = Mapping[Target, Collection[str]]
+"""Names of written parameters, by target."""
+
 
 class TargetModel(Protocol):
     """One live model of an engine."""
@@ -95,8 +98,12 @@ class Engine(Protocol):
     def gate(self) -> Gate:
         """The gap between two forward passes."""
 
-    def committed(self, targets: Collection[Target]) -> CacheReset:
-        """Drop what was computed from old weights of these targets.
+    def committed(self, written: Written) -> CacheReset:
+        """Drop what was computed from old weights.
+
+        Args:
+            written: The session's targets, and any that share what it wrote, each with its names
+                of the parameters whose storage was written; derive anew what these feed.
 
         Called under the gate after the last write of a commit, once per session: derived buffers
         are rebuilt here, the prefix cache is reset here. An exception rolls the commit back, and

@@ -11,6 +11,7 @@ from torch import nn
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Coordinates, Limits, Target
+from weightsync.engines.base import Written
 from weightsync.engines.gate import StepGate
 from weightsync.engines.memory import SleepingMemory
 from weightsync.engines.naming import named_tensors, parameter_spec, unwrap
@@ -95,7 +96,7 @@ class ModuleEngine:
         *,
         coordinates: Coordinates | None = None,
         rules: Mapping[Target, Sequence[Rule]] = MappingProxyType({}),
-        rebuild: Callable[[Collection[Target]], None] | None = None,
+        rebuild: Callable[[Written], None] | None = None,
         reset_cache: Callable[[], bool] | None = None,
         name: str = "torch",
     ) -> None:
@@ -171,10 +172,10 @@ class ModuleEngine:
         """The gap between two forward passes."""
         return self._gate
 
-    def committed(self, targets: Collection[Target]) -> CacheReset:
+    def committed(self, written: Written) -> CacheReset:
         """Rebuild what is derived from weights, and reset the cache."""
         if self._rebuild is not None:
-            self._rebuild(targets)
+            self._rebuild(written)
         if self._reset_cache is None:
             return CacheReset.NONE
         return CacheReset.DONE if self._reset_cache() else CacheReset.FAILED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import Coordinates, Target
+from weightsync.engines.base import Written
 from weightsync.engines.conversion import checkpoint_layout
 from weightsync.engines.modules import ModuleEngine
 from weightsync.engines.naming import unwrap
@@ -52,7 +53,7 @@ class TransformersEngine(ModuleEngine):
         *,
         num_proposed: int = 4,
         coordinates: Coordinates | None = None,
-        rebuild: Callable[[Collection[Target]], None] | None = None,
+        rebuild: Callable[[Written], None] | None = None,
     ) -> None:
         """Put models under the gate.
 

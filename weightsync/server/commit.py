@@ -21,7 +21,7 @@ from weightsync.core.errors import (
 from weightsync.core.trace import Trace
 from weightsync.core.types import CacheReset, SharedTensorPolicy, Target, UpdateMode, UpdateRequest
 from weightsync.core.views import MissingTensor
-from weightsync.engines.base import Engine
+from weightsync.engines.base import Engine, Written
 from weightsync.layout.shares import ParameterKey
 from weightsync.server.models import Plan
 
@@ -132,25 +132,38 @@ class Commit:
             try:
                 groups = self._unshare(blocks)
                 applied = self._exchange(exchange, blocks)
-                cache_reset = self._engine.committed(self._request.targets)
+                cache_reset = self._engine.committed(self._written(blocks))
                 self._check_shares(groups)
             except BaseException as error:
-                self._take_back(exchange, error)
+                self._take_back(exchange, blocks, error)
                 raise
             return Outcome(applied, time.perf_counter() - start, len(groups), cache_reset)
 
     def _exchange(self, exchange: Exchange, blocks: list[Block]) -> int:
         applied = 0
         live = self._live()
-        for block in blocks:
-            if block.foreign and self._request.shared_tensors is SharedTensorPolicy.ACCEPT_EQUAL:
-                continue
+        for block in self._to_write(blocks):
             self._trace("commit.parameter", parameter=str(block.key))
             for box, memory in block.written():
                 applied += memory.nbytes
                 if self._request.mode is UpdateMode.STAGED:
                     exchange.swap(live[block.key.target][block.key.name], box, memory)
         return applied
+
+    def _written(self, blocks: list[Block]) -> Written:
+        """Return the parameters on the storages of blocks, under all their names."""
+        written: dict[Target, set[str]] = {target: set() for target in self._request.targets}
+        for block in self._to_write(blocks):
+            for member in self._plan.shares.members(block.key):
+                # What was unshared is the draft's alone by now.
+                if not block.foreign or member.target is Target.DRAFT:
+                    written.setdefault(member.target, set()).add(member.name)
+        return written
+
+    def _to_write(self, blocks: list[Block]) -> list[Block]:
+        """Return the blocks without those that are only compared."""
+        compared = self._request.shared_tensors is SharedTensorPolicy.ACCEPT_EQUAL
+        return [block for block in blocks if not (block.foreign and compared)]
 
     def _unshare(self, blocks: list[Block]) -> list[Group]:
         """Cut what the session wants cut; return the groups that must hold afterwards."""
@@ -187,7 +200,7 @@ class Commit:
                 subjects=[str(key) for group in broken[:NAMED] for key in group],
             )
 
-    def _take_back(self, exchange: Exchange, error: BaseException) -> None:
+    def _take_back(self, exchange: Exchange, blocks: list[Block], error: BaseException) -> None:
         if self._request.mode is UpdateMode.IN_PLACE:
             raise CommitFailedError(
                 f"the commit failed after live weights were written in place: {error}"
@@ -195,7 +208,7 @@ class Commit:
         try:
             with self._trace.span("rollback"):
                 exchange.take_back()
-                self._engine.committed(self._request.targets)
+                self._engine.committed(self._written(blocks))
                 self._check_shares(_still_shared(self._plan.shares.groups(), self._request))
         except BaseException as second:
             raise CommitFailedError(

@@ -25,7 +25,7 @@ from weightsync.apply.dtypes import from_torch
 from weightsync.core.errors import EngineUnavailableError, QuarantinedError, UnsupportedError
 from weightsync.core.regions import Region
 from weightsync.core.types import CacheReset, Target
-from weightsync.engines.base import Engine
+from weightsync.engines.base import Engine, Written
 from weightsync.layout.plan import ParameterSpec
 
 TIMEOUT = 60.0
@@ -129,7 +129,7 @@ class EngineContract:
             with engine.gate.exclusive(TIMEOUT):
                 changed = {n: _changed(t.detach()) for n, t in model.tensors().items()}
                 _write(model.tensors(), changed)
-                engine.committed([target])
+                engine.committed(_all_of(engine, target))
             assert not torch.equal(_bits(before), _bits(self.forward(engine, target)))
             for name, tensor in model.tensors().items():
                 assert torch.equal(_bits(tensor), _bits(changed[name])), name
@@ -142,7 +142,7 @@ class EngineContract:
             for model in engine.targets.values():
                 for tensor in model.tensors().values():
                     tensor.detach().copy_(tensor.detach().clone())
-            assert isinstance(engine.committed(list(engine.targets)), CacheReset)
+            assert isinstance(engine.committed(_all_of(engine, *engine.targets)), CacheReset)
         for target, model in engine.targets.items():
             after = model.tensors()
             assert all(after[name] is tensor for name, tensor in before[target].items())
@@ -154,7 +154,7 @@ class EngineContract:
             before = self.forward(engine, target)
             for _ in range(2):
                 with engine.gate.exclusive(TIMEOUT):
-                    engine.committed([target])
+                    engine.committed(_all_of(engine, target))
             assert torch.equal(_bits(before), _bits(self.forward(engine, target)))
 
     # The gate
@@ -182,7 +182,7 @@ class EngineContract:
                 assert began.acquire(timeout=TIMEOUT)
                 with engine.gate.exclusive(TIMEOUT):
                     _write(model.tensors(), (new, old)[i % 2])
-                    engine.committed([target])
+                    engine.committed(_all_of(engine, target))
         finally:
             stop.set()
         assert not any(job.result(TIMEOUT) for job in jobs)
@@ -285,7 +285,7 @@ class EngineContract:
         wake_up()
         with engine.gate.exclusive(TIMEOUT):
             _write(model.tensors(), parameters)
-            engine.committed([target])
+            engine.committed(_all_of(engine, target))
         assert torch.equal(_bits(before), _bits(self.forward(engine, target)))
 
     def test_an_unknown_sleep_level_is_refused(self, engine: Engine) -> None:
@@ -300,8 +300,12 @@ class EngineContract:
     ) -> torch.Tensor:
         with engine.gate.exclusive(TIMEOUT):
             _write(engine.targets[target].tensors(), values)
-            engine.committed([target])
+            engine.committed(_all_of(engine, target))
         return self.forward(engine, target)
+
+
+def _all_of(engine: Engine, *targets: Target) -> Written:
+    return {target: set(engine.targets[target].layout.parameters) for target in targets}
 
 
 def _ties(parameters: Mapping[str, ParameterSpec]) -> set[frozenset[str]]:
