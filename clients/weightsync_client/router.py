@@ -50,7 +50,7 @@ class Router:
         self._emit = emit
         self._chunkers: dict[Workers, Chunker] = {}
         self._sources: dict[TensorKey, str] = {}
-        self._tied: dict[tuple[Workers, TensorKey, Region], tuple[str, bytes]] = {}
+        self._tied: dict[tuple[Workers, TensorKey, Region], tuple[TensorKey, bytes]] = {}
 
     def route(self, shard: Shard, target: Target, names: NameMapping) -> None:
         """Send a shard to those who need it.
@@ -70,7 +70,7 @@ class Router:
             self.sent.tensors.add(delivery.key)
             chunker = self._chunker(delivery.workers)
             for box in delivery.boxes:
-                if delivery.tied and self._came_before(delivery, box, shard):
+                if delivery.tied and self._came_before(delivery, box, shard, key):
                     continue
                 chunker.add(delivery.key, delivery.shape, box, array, shard.region)
 
@@ -110,17 +110,17 @@ class Router:
             )
         return self._chunkers[workers]
 
-    def _came_before(self, delivery: Delivery, box: Region, shard: Shard) -> bool:
+    def _came_before(self, delivery: Delivery, box: Region, shard: Shard, key: TensorKey) -> bool:
         """Tell whether another name of the storage has brought these bytes."""
         value = digest(shard.array, box.relative_to(shard.region))
         place = (delivery.workers, delivery.key, box)
-        first, seen = self._tied.setdefault(place, (shard.name, value))
-        if first == shard.name:
+        first, seen = self._tied.setdefault(place, (key, value))
+        if first == key:
             return False
         if seen != value:
             raise OverlapConflictError(
-                f"{first!r} and {shard.name!r} are one storage on the worker but differ in the "
-                f"source at {box}; send one of them, or serve a model that does not tie them",
-                subjects=[first, shard.name],
+                f"{first} and {key} are one storage on the worker, but what was pushed for them "
+                f"differs in {box}; push one of them, or serve models that do not share it",
+                subjects=[str(first), str(key)],
             )
         return True
