@@ -187,12 +187,13 @@ class Books:
             if unfinished and update.in_place and update.touched:
                 self.quarantine(update, f"an IN_PLACE session did not finish: {reason}")
             self.table.end(session, state, reason)
+            # Before anybody hears that the last session is over: a stop then closes the events.
+            self.publish(_ENDED[state], session, reason)
             self.lock.notify_all()
         update.staging.close()
         if update.in_place:
             self.reader.end_change()
             self.engine.gate.resume(session.session_id)
-        self.publish(_ENDED[state], session, reason)
         self.trace(
             "session.ended",
             session_id=session.session_id,

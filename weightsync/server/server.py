@@ -80,8 +80,12 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if config.reflection or (config.reflection is None and is_local(config.address)):
             reflection.add_reflection(self._grpc)
-        self.address = bind(self._grpc, config.address, allow_insecure=config.allow_insecure)
         self._metrics = Metrics(worker, config)
+        try:
+            self.address = bind(self._grpc, config.address, allow_insecure=config.allow_insecure)
+        except BaseException:
+            self._metrics.close()
+            raise
         self._hooks = [
             worker.trace.add(hook)
             for hook in (trace_log(log), self._metrics.hook, self._end_streams)
