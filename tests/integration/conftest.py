@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weightsync
-from tests.integration.raw import RawTrainer
+from tests.integration.raw import RawTrainer, all_bits, bits
 from weightsync.server.logs import LogFormat, make_logger
 from weightsync.server.server import Server
 from weightsync.testing.models import Tiny, tiny_pair
@@ -60,3 +61,14 @@ def trainer(server: Server) -> Iterator[RawTrainer]:
     """A trainer that is connected to the server."""
     with RawTrainer(server.address) as trainer:
         yield trainer
+
+
+@pytest.fixture
+def old(models: tuple[Tiny, Tiny]) -> Iterator[None]:
+    """The weights before, which must be the weights after the test, bit for bit."""
+    before = [all_bits(model) for model in models]
+    buffers = [bits(model.rot) for model in models]
+    yield
+    assert [all_bits(model) for model in models] == before
+    assert [bits(model.rot) for model in models] == buffers
+    assert models[1](torch.tensor([1])).isfinite().all()
