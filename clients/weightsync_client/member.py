@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from weightsync.core.errors import EngineUnavailableError, WeightSyncError
-from weightsync.core.types import ChecksumType, Scope, SessionState, UpdateRequest
+from weightsync.core.errors import EngineUnavailableError, UnknownSessionError, WeightSyncError
+from weightsync.core.types import ChecksumType, Scope, SessionState, Target, UpdateRequest
 from weightsync.core.views import CommitReport
 from weightsync_client.chunker import Message
 from weightsync_client.errors import ConnectionLostError, DeadlineError
@@ -16,6 +18,8 @@ from weightsync_client.report import Outcome, WorkerReport
 from weightsync_client.resume import Lane
 from weightsync_client.stream import Stream
 from weightsync_client.worker import Worker
+
+T = TypeVar("T")
 
 _RETRY_PAUSE = 0.5
 
@@ -79,29 +83,31 @@ class Member:
     def prepare(self) -> None:
         """Take the first phase, unless the second is done already."""
         if self.commit is None:
-            self.worker.prepare(self.session_id)
+            self._patiently(self.worker.prepare)
 
     def finish(self) -> CommitReport:
-        """Take the second phase. Idempotent; waits for an engine that can't pause right now.
-
-        A connection that is lost meanwhile says nothing about the commit: it is asked again.
-        """
-        end = time.monotonic() + self._patience
-        while self.commit is None:
-            self._try_finish(last=time.monotonic() > end)
+        """Take the second phase. Idempotent."""
+        if self.commit is None:
+            self.commit = self._patiently(self.worker.finish)
         return self.commit
 
-    def _try_finish(self, *, last: bool) -> None:
-        try:
-            self.commit = self.worker.finish(self.session_id)
-        except EngineUnavailableError as error:
-            if last:
-                raise
-            time.sleep(error.retry_after or _RETRY_PAUSE)
-        except ConnectionLostError:
-            if last:
-                raise
-            self._state()
+    def _patiently(self, call: Callable[[str], T]) -> T:
+        """Call for the session; wait for an engine that can't pause right now.
+
+        A connection that is lost meanwhile says nothing about the call, which is idempotent: it
+        is made again.
+        """
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return call(self.session_id)
+            except (EngineUnavailableError, ConnectionLostError) as error:  # noqa: PERF203
+                if time.monotonic() > end:
+                    raise
+                if isinstance(error, ConnectionLostError):
+                    self._state()
+                else:
+                    time.sleep(error.retry_after or _RETRY_PAUSE)
 
     def abort(self, cause: str) -> None:
         """Drop the session, and what is on its way."""
@@ -112,22 +118,29 @@ class Member:
 
     def report(self, error: WeightSyncError | None = None) -> WorkerReport:
         """Say what the worker made of the session; `error` is why it did not commit."""
+        held: dict[Target, str] = {}
         if self.commit is not None:
-            held = {status.target: status.weight_version for status in self.commit.targets}
             outcome = Outcome.COMMITTED
+            held = {status.target: status.weight_version for status in self.commit.targets}
         else:
-            try:
-                info = self.worker.info()
-            except WeightSyncError:
-                held, outcome = {}, Outcome.UNKNOWN
-            else:
-                held = {status.target: status.weight_version for status in info.targets}
-                outcome = Outcome.NOT_COMMITTED
-                if isinstance(error, ConnectionLostError | DeadlineError) and any(
-                    status.session_id == self.session_id for status in info.targets
-                ):
-                    outcome = Outcome.UNKNOWN
+            outcome = Outcome.UNKNOWN
+            # Who can't be asked holds nobody knows what.
+            with contextlib.suppress(WeightSyncError):
+                targets = self.worker.info().targets
+                held = {status.target: status.weight_version for status in targets}
+                outcome = self._outcome(error)
         return WorkerReport(self.worker.address, self.session_id, outcome, held, self.commit, error)
+
+    def _outcome(self, error: WeightSyncError | None) -> Outcome:
+        try:
+            state = self.worker.session(self.session_id).state
+        except UnknownSessionError:
+            return Outcome.NOT_COMMITTED  # It was restarted.
+        if state is SessionState.COMMITTED:
+            return Outcome.COMMITTED
+        # Without an answer the commit may be about to happen.
+        unsure = not state.ended and isinstance(error, ConnectionLostError | DeadlineError)
+        return Outcome.UNKNOWN if unsure else Outcome.NOT_COMMITTED
 
     def _state(self) -> SessionState:
         return self.worker.session(self.session_id, wait=self._patience).state

@@ -11,17 +11,27 @@ import torch
 from torch import nn
 
 
-def tiny(seed: int, *, tied: bool = False, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    """Return a model with an embedding, a layer, a persistent and a non-persistent buffer."""
+class Tiny(nn.Module):
+    """An embedding, a layer, a norm, a head, a persistent and a non-persistent buffer."""
+
+    rot: torch.Tensor
+    rbias: torch.Tensor
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.fc = nn.Linear(4, 4)
+        self.ln = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.to(dtype)
+        self.register_buffer("rot", torch.randn(4), persistent=False)
+        self.register_buffer("rbias", torch.randn(4))
+
+
+def tiny(seed: int, *, tied: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tiny:
+    """Return a model whose values depend on the seed."""
     torch.manual_seed(seed)
-    model = nn.Module()
-    model.embed = nn.Embedding(10, 4)
-    model.fc = nn.Linear(4, 4)
-    model.ln = nn.LayerNorm(4)
-    model.head = nn.Linear(4, 10, bias=False)
-    model.to(dtype)
-    model.register_buffer("rot", torch.randn(4), persistent=False)
-    model.register_buffer("rbias", torch.randn(4))
+    model = Tiny(dtype)
     if tied:
         model.head.weight = model.embed.weight
     return model
@@ -40,12 +50,13 @@ class Proxy:
     """Forwards TCP connections to an address, and cuts them when told."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._to = (host, int(port))
+        self.redirect(address)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
-        self.refusing = False
+        self._refusing = False
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._cut_after: int | None = None
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -63,12 +74,31 @@ class Proxy:
         """Cut all connections once that many bytes have gone to the worker."""
         self._cut_after = num_bytes
 
+    def redirect(self, address: str) -> None:
+        """Let new connections go to another address."""
+        host, _, port = address.rpartition(":")
+        self._to = (host, int(port))
+
+    def pause(self) -> None:
+        """Cut all connections, and refuse new ones until `resume`."""
+        self._refusing = True
+        self.cut()
+
+    def resume(self) -> None:
+        """Take connections again."""
+        self._refusing = False
+
+    def stall(self) -> None:
+        """Take nothing more from clients, without a word."""
+        self._flowing.clear()
+
     def close(self) -> None:
         """Stop, and cut all connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        self._flowing.set()
 
     def _accept(self) -> None:
         while True:
@@ -76,7 +106,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self.refusing:
+            if self._refusing:
                 client.close()
                 continue
             self.connections += 1
@@ -89,6 +119,7 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with source, contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self._flowing.wait()
                 if up and self._cut_after is not None:
                     if len(data) > self._cut_after:
                         sink.sendall(data[: self._cut_after])
