@@ -1,0 +1,1 @@
+"""`weightsync demo`: a pair of models is trained and pushed into a worker that generates."""

@@ -1,0 +1,56 @@
+"""How long the demo runs and how large its models are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the processes are told.
+
+    Attributes:
+        seconds: Time for training; None: `steps` decide.
+        steps: Steps of training; None: `seconds` decide.
+        push_every: Steps between two pushes.
+        left_behind_after: Number of pushes after which a copy of the draft gets no updates.
+        hidden: Width of both models.
+        verifier_layers: Layers of the verifier; the draft has one.
+        batch_size: Pieces of text per step.
+        sample_tokens: Tokens that the worker generates at a time.
+        final_samples: Generations per draft for the last measurement.
+        seed: Of weights, batches and prompts.
+    """
+
+    seconds: float | None = 75.0
+    steps: int | None = None
+    push_every: int = 10
+    left_behind_after: int = 3
+    hidden: int = 128
+    verifier_layers: int = 4
+    batch_size: int = 8
+    sample_tokens: int = 48
+    final_samples: int = 8
+    seed: int = 0
+
+    def over(self, step: int, seconds: float) -> bool:
+        """Tell whether training ends after a step that ended `seconds` after the start."""
+        if self.steps is not None:
+            return step >= self.steps
+        return self.seconds is not None and seconds >= self.seconds
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which the whole demo gives up; many times what it should take."""
+        return 240.0 + 4 * (self.seconds or 0.0) + 2.0 * (self.steps or 0)
+
+
+QUICK = Plan(
+    seconds=None,
+    steps=120,
+    push_every=10,
+    left_behind_after=2,
+    verifier_layers=2,
+    sample_tokens=24,
+)
+"""Enough to see that all works."""

@@ -1,0 +1,39 @@
+"""The text that the demo learns: English that every Python brings along."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+import string
+
+import torch
+
+VOCAB_SIZE = 256
+"""A token is a byte."""
+
+_SHOWN = frozenset(string.printable.encode()) - frozenset(b"\t\r\x0b\x0c")
+
+
+def corpus() -> torch.Tensor:
+    """Return Python's own language reference as tokens, uint8 of shape (about 460 000,)."""
+    topics = pydoc_data.topics.topics
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    # A tenth of a percent is typographic quotes, which cost three tokens each.
+    return torch.frombuffer(bytearray(text.encode("ascii", "ignore")), dtype=torch.uint8)
+
+
+def batch(tokens: torch.Tensor, size: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Return random pieces of a text, int64 of shape (size, length)."""
+    starts = torch.randint(len(tokens) - length, (size, 1), generator=generator)
+    return tokens[starts + torch.arange(length)].long()
+
+
+def prompt(tokens: torch.Tensor, length: int, generator: torch.Generator) -> list[int]:
+    """Return the beginning of a line of the text, for the worker to go on with."""
+    start = int(torch.randint(len(tokens) - 64 * length, (), generator=generator))
+    line = tokens[start:].tolist().index(ord("\n")) + start + 1
+    return [int(token) for token in tokens[line : line + length]]
+
+
+def readable(tokens: list[int]) -> str:
+    """Return tokens as text; what a terminal can't show becomes a dot."""
+    return "".join(chr(t) if t in _SHOWN else "·" for t in tokens)
