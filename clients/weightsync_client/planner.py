@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,15 +109,14 @@ class Planner:
         self._cast = request.cast is CastPolicy.ALLOW
         self._full = request.scope is Scope.FULL
         self._rows = rows
+        self._names: dict[Target, dict[str, None]] = {target: {} for target in Target}
+        for worker in self._needs:
+            for key in worker.tensors:
+                self._names[key.target][key.name] = None
 
-    def names(self, target: Target) -> Mapping[str, TensorInfo]:
-        """Return the tensors of a target that at least one worker has, by name."""
-        return {
-            key.name: info
-            for needs in reversed(self._needs)
-            for key, info in needs.tensors.items()
-            if key.target is target
-        }
+    def names(self, target: Target) -> Collection[str]:
+        """Return the names of a target's tensors that at least one worker has."""
+        return self._names[target]
 
     def plan(
         self, key: TensorKey, dtype: DType, shape: tuple[int, ...], region: Region

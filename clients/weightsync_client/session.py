@@ -167,8 +167,9 @@ class Session:
             ignored_names=tuple(sorted(self._router.sent.ignored)),
             seconds=self._meter.seconds,
         )
+        # A lost answer may have been a commit all the same: the report has asked.
         error = first_error(errors)
-        if error is None:
+        if error is None or self._report.committed:
             self._ended = "committed"
             return self._report
         if len(self._members) == 1:

@@ -30,7 +30,8 @@ from weightsync.wire.convert import targets_to_proto
 from weightsync.wire.requests import update_request_to_proto
 from weightsync.wire.workers import worker_from_proto
 from weightsync_client.channel import open_channel
-from weightsync_client.errors import ConnectionLostError, DeadlineError, from_rpc
+from weightsync_client.errors import ConnectionLostError, from_rpc
+from weightsync_client.idle import Messages, iterate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,18 +39,7 @@ if TYPE_CHECKING:
 SERVICE = "weightsync.v1.WeightSync"
 T = TypeVar("T")
 R = TypeVar("R")
-Item_co = TypeVar("Item_co", covariant=True)
 Unary: TypeAlias = "grpc.UnaryUnaryMultiCallable[R, T]"
-
-
-class Messages(Protocol[Item_co]):
-    """The answers of a call, which can be cancelled."""
-
-    def __next__(self) -> Item_co:
-        """Wait for the next one."""
-
-    def cancel(self) -> bool:
-        """End the call."""
 
 
 class StreamCall(Protocol):
@@ -115,7 +105,7 @@ class Worker:
     def tensors(self, targets: Iterable[Target] = ()) -> Iterator[TensorInfo]:
         """Yield the tensors that the worker needs; of all its targets if none is named."""
         request = pb.ListTensorsRequest(targets=targets_to_proto(targets))
-        for batch in self._stream(self._stub.ListTensors(request), self.timeout):
+        for batch in self._each(self._stub.ListTensors(request), self.timeout):
             yield from map(answers.tensor_info_from_proto, batch.tensors)
 
     def start(self, request: UpdateRequest) -> SessionInfo:
@@ -161,7 +151,7 @@ class Worker:
     ) -> Iterator[TensorDigest]:
         """Yield digests of live tensors; with names, one target must be given."""
         request = pb.VerifyWeightsRequest(targets=targets_to_proto(targets), names=names)
-        for batch in self._stream(self._stub.VerifyWeights(request), self.timeout):
+        for batch in self._each(self._stub.VerifyWeights(request), self.timeout):
             yield from map(answers.digest_from_proto, batch.digests)
 
     def read(self, target: Target, names: Sequence[str] = ()) -> Iterator[Chunk]:
@@ -174,14 +164,14 @@ class Worker:
             response_deserializer=parse_read_chunk,
         )
         request = pb.ReadWeightsRequest(target=wanted, names=names)
-        for chunk in self._stream(call(request), self.timeout):
+        for chunk in self._each(call(request), self.timeout):
             check(chunk.checksum_type, chunk.checksum, chunk.payload)
             yield chunk
 
     def watch(self, after_sequence: int = 0) -> Iterator[Event]:
         """Yield events as they happen, without end; close the iterator to stop."""
         call = self._stub.WatchWorker(pb.WatchWorkerRequest(after_sequence=after_sequence))
-        for message in self._stream(call, idle=None):
+        for message in self._each(call, idle=None):
             yield answers.event_from_proto(message)
 
     def serving(self) -> bool:
@@ -245,6 +235,9 @@ class Worker:
                 worker=self.address,
             )
 
+    def _each(self, call: Messages[T], idle: float | None) -> Iterator[T]:
+        return iterate(call, self.address, idle)
+
     def _call(
         self,
         call: Unary[R, T],
@@ -257,48 +250,6 @@ class Worker:
             return call(request, timeout=timeout or self.timeout, wait_for_ready=wait)
         except grpc.RpcError as error:
             raise from_rpc(error, self.address) from None
-
-    def _stream(self, call: Messages[T], idle: float | None) -> Iterator[T]:
-        """Yield the messages of a stream, which may be silent for `idle` seconds at most."""
-        try:
-            while True:
-                watchdog = _Watchdog(call, idle)
-                try:
-                    with watchdog:
-                        message = next(call)
-                except StopIteration:
-                    return
-                except grpc.RpcError as error:
-                    if watchdog.bitten:
-                        raise DeadlineError(
-                            f"{self.address}: no message within {idle} s", worker=self.address
-                        ) from None
-                    raise from_rpc(error, self.address) from None
-                yield message
-        finally:
-            call.cancel()
-
-
-class _Watchdog:
-    """Cancels a call that is silent for too long."""
-
-    def __init__(self, call: Messages[object], limit: float | None) -> None:
-        self.bitten = False
-        self._call = call
-        self._timer = None if limit is None else threading.Timer(limit, self._bite)
-
-    def _bite(self) -> None:
-        self.bitten = True
-        self._call.cancel()
-
-    def __enter__(self) -> None:
-        if self._timer is not None:
-            self._timer.daemon = True
-            self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def _stream_report(data: bytes) -> StreamReport:

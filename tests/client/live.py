@@ -1,4 +1,4 @@
-"""Small models, their bytes, and a connection that can be cut."""
+"""Small models, their bytes, served ones, and a connection that can be cut."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
+from weightsync_client import Fleet
+
+from weightsync.server.serve import serve
 
 
 class Tiny(nn.Module):
@@ -113,6 +116,8 @@ class Proxy:
             server = socket.create_connection(self._to)
             with self._lock:
                 self._open += [client, server]
+            if self._refusing:  # Since a moment ago.
+                self.cut()
             for pair, up in (((client, server), True), ((server, client), False)):
                 threading.Thread(target=self._pump, args=(*pair, up), daemon=True).start()
 
@@ -140,3 +145,20 @@ def produce(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         place.copy_(tensor)
         yield name, place
         scratch.fill_(255)
+
+
+def without(state: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """Return a state dict that lacks a name."""
+    return {k: v for k, v in state.items() if k != name}
+
+
+class Live:
+    """A served verifier and draft that share their embedding, and a fleet of that one worker."""
+
+    def __init__(self, address: str) -> None:
+        self.verifier = tiny(0)
+        self.draft = tiny(1)
+        self.draft.embed.weight = self.verifier.embed.weight
+        self.server = serve(self.verifier, self.draft, address=address)
+        self.fleet = Fleet([self.server.address])
+        self.worker = self.fleet.workers[0]
