@@ -26,6 +26,24 @@ def test_steps_become_json_lines() -> None:
     }
 
 
+class Gone(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str, /) -> int:
+        """Fail, as a broken pipe does."""
+        raise BrokenPipeError(text)
+
+
+@pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.CONSOLE])
+def test_a_log_that_nobody_reads_fails_nothing(log_format: LogFormat) -> None:
+    """Lines for a reader that has gone, or into a closed stream, are lost and nothing else is."""
+    closed = io.StringIO()
+    closed.close()
+    make_logger(log_format, Gone()).info("lost")
+    if log_format is LogFormat.JSON:
+        make_logger(log_format, closed).info("lost")
+
+
 def test_failures_are_louder() -> None:
     """A quarantine and a failed commit are errors, with the cause as text."""
     stream = io.StringIO()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Hook = Callable[[str, dict[str, object]], None]
-"""Called with the name of a step and its facts; what it raises, the step raises."""
+"""Called with the name of a step and its facts.
+
+What it raises before or within a step, the step raises. What has happened stands whatever a hook
+makes of it: there its error is logged only.
+"""
+
+_log = logging.getLogger(__name__)
 
 
 class Trace:
@@ -28,9 +35,17 @@ class Trace:
         return lambda: self._hooks.remove(hook)
 
     def __call__(self, name: str, **facts: object) -> None:
-        """Tell of a point."""
+        """Tell of a point within a step, which fails if a hook does."""
         for hook in tuple(self._hooks):
             hook(name, facts)
+
+    def told(self, name: str, **facts: object) -> None:
+        """Tell of what has happened, which no hook can undo."""
+        for hook in tuple(self._hooks):
+            try:
+                hook(name, facts)
+            except Exception:  # noqa: BLE001, PERF203 - hooks are somebody else's
+                _log.exception("a trace hook failed at %s", name)
 
     @contextmanager
     def span(self, name: str, **facts: object) -> Iterator[dict[str, object]]:
@@ -40,6 +55,6 @@ class Trace:
         try:
             yield facts
         except BaseException as error:
-            self(f"{name}.failed", **facts, error=error, seconds=time.perf_counter() - start)
+            self.told(f"{name}.failed", **facts, error=error, seconds=time.perf_counter() - start)
             raise
-        self(f"{name}.completed", **facts, seconds=time.perf_counter() - start)
+        self.told(f"{name}.completed", **facts, seconds=time.perf_counter() - start)

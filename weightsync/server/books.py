@@ -163,7 +163,7 @@ class Books:
                 record.state, record.quarantine_reason = TargetState.QUARANTINED, reason
                 record.weight_version = ""
                 self.engine.gate.quarantine(target, reason)
-                self.trace("quarantine", target=target, reason=reason)
+                self.trace.told("quarantine", target=target, reason=reason)
         self.publish(EventKind.QUARANTINED, update.session, reason)
 
     def expire(self) -> None:
@@ -194,7 +194,7 @@ class Books:
         if update.in_place:
             self.reader.end_change()
             self.engine.gate.resume(session.session_id)
-        self.trace(
+        self.trace.told(
             "session.ended",
             session_id=session.session_id,
             outcome=state.name.lower(),

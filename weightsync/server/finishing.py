@@ -147,7 +147,7 @@ class Finisher:
                 if record.state is TargetState.QUARANTINED:
                     record.state, record.quarantine_reason = TargetState.READY, ""
                     self._books.engine.gate.quarantine(target, None)
-                    self._books.trace("quarantine.lifted", target=target)
+                    self._books.trace.told("quarantine.lifted", target=target)
 
     def _report(self, update: Update, prepared: PrepareReport, outcome: Outcome) -> CommitReport:
         session = update.session

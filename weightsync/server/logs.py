@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
@@ -60,7 +61,7 @@ def make_logger(
             if log_format is LogFormat.JSON
             else structlog.dev.ConsoleRenderer(colors=stream.isatty())
         )
-        target = structlog.WriteLogger(stream)
+        target = structlog.WriteLogger(cast("TextIO", _Unfailing(stream)))
     logger = structlog.wrap_logger(
         target,
         processors,
@@ -68,6 +69,21 @@ def make_logger(
         cache_logger_on_first_use=True,
     )
     return cast("FilteringBoundLogger", logger)
+
+
+class _Unfailing:
+    """A stream whose reader may go: a worker must not fail because nobody reads its log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def trace_log(log: FilteringBoundLogger) -> Callable[[str, dict[str, object]], None]:

@@ -125,7 +125,7 @@ class EngineSwitch:
             for target, record in asleep:
                 record.quarantine_reason = "its weights were dropped by a sleep"
                 self._engine.gate.quarantine(target, record.quarantine_reason)
-                self._trace("quarantine", target=target, reason=record.quarantine_reason)
+                self._trace.told("quarantine", target=target, reason=record.quarantine_reason)
         engine.wake_up()
         with self._lock:
             for _, record in asleep:

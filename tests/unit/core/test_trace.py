@@ -60,6 +60,26 @@ def test_what_a_hook_raises_the_step_raises() -> None:
     assert [name for name, _ in seen] == ["commit.started", "commit.parameter", "commit.failed"]
 
 
+def test_what_has_happened_stands(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that fails at the end of a step neither fails it nor keeps the others from hearing."""
+    seen: list[str] = []
+
+    def broken(name: str, facts: dict[str, object]) -> None:
+        if not name.endswith(".started"):
+            raise OSError(name)
+
+    trace = Trace(broken, lambda name, facts: seen.append(name))
+    with trace.span("commit"):
+        pass
+    with pytest.raises(KeyError), trace.span("prepare"):
+        raise KeyError
+    trace.told("session.ended", session_id="s")
+    assert seen == [
+        "commit.started", "commit.completed", "prepare.started", "prepare.failed", "session.ended",
+    ]  # fmt: skip
+    assert len(caplog.records) == 3
+
+
 def test_a_hook_can_be_taken_away() -> None:
     """A hook that was taken away hears nothing more, also when it does so while being told."""
     trace, seen = recorded()
