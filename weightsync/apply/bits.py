@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -57,6 +58,16 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     so that an engine could not free its weights' memory after the first commit.
     """
     return np.asarray(_Memory(tensor)) if tensor.numel() else tensor.numpy()
+
+
+def plain_memory(tensor: torch.Tensor) -> Bytes:
+    """Return a contiguous CPU tensor's bytes in a row, no copy; faster than `as_array`.
+
+    The array keeps the tensor alive.
+    """
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]
+    return np.frombuffer(memory, np.uint8)
 
 
 def live_memory(tensor: torch.Tensor) -> Bytes:

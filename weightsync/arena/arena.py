@@ -48,6 +48,43 @@ class Arena:
             os.close(self.fd)
 
 
+class Arenas:
+    """Gives arenas out and, if it may, keeps those that come back for the next session.
+
+    Memory is given back only when nobody holds a view of it or its `fd` any more, so what lies in
+    a kept arena is of the past: a session takes nothing from where it has not written.
+    """
+
+    def __init__(self, max_spare_bytes: int) -> None:
+        """Keep at most so many bytes that nobody uses."""
+        self._max_spare_bytes = max_spare_bytes
+        self._lock = threading.Lock()
+        self._spare: list[Arena] = []
+
+    def take(self, size: int) -> Arena:
+        """Return an arena of a size: a kept one, or a new one."""
+        with self._lock:
+            for arena in self._spare:
+                if arena.size == size:
+                    self._spare.remove(arena)
+                    return arena
+        return Arena(size)
+
+    def give_back(self, arena: Arena) -> None:
+        """Take an arena back; what is too much is closed, the oldest first."""
+        with self._lock:
+            self._spare.append(arena)
+            while sum(spare.size for spare in self._spare) > self._max_spare_bytes:
+                self._spare.pop(0).close()
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self._max_spare_bytes = 0
+            while self._spare:
+                self._spare.pop().close()
+
+
 class ArenaBudget:
     """Counts the staged bytes of all sessions against one limit."""
 

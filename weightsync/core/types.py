@@ -169,6 +169,8 @@ class Limits:
         max_readers: Most ListTensors, VerifyWeights and ReadWeights streams at once.
         max_watchers: Most WatchWorker streams at once.
         max_arena_bytes: Most staged bytes over all sessions.
+        max_spare_bytes: Most bytes of arenas that are kept for the next session, though none is
+            open. New memory costs a page fault per 4 KiB, often more than the bytes' whole way.
         max_dims: Most dimensions of a tensor.
         default_lease: Lease of a session that names none, in seconds.
         max_lease: Longest lease that is granted, in seconds.
@@ -183,6 +185,7 @@ class Limits:
     max_readers: int = 16
     max_watchers: int = 32
     max_arena_bytes: int = 1 << 40
+    max_spare_bytes: int = 0
     max_dims: int = 16
     default_lease: float = 60.0
     max_lease: float = 3600.0

@@ -9,7 +9,7 @@ import torch
 
 from weightsync.apply.bits import live_memory
 from weightsync.apply.cast import cast
-from weightsync.arena.arena import Arena, ArenaBudget, Bytes
+from weightsync.arena.arena import Arena, ArenaBudget, Arenas, Bytes
 from weightsync.arena.staging import Memory, Staging
 from weightsync.core.errors import (
     BaseVersionMismatchError,
@@ -126,7 +126,13 @@ def _check_base(request: UpdateRequest, models: Models) -> None:
 
 
 def make(
-    session: Session, engine: Engine, models: Models, budget: ArenaBudget, trace: Trace
+    session: Session,
+    engine: Engine,
+    models: Models,
+    *,
+    budget: ArenaBudget,
+    arenas: Arenas,
+    trace: Trace,
 ) -> Update:
     """Make the parts of an opened session.
 
@@ -146,7 +152,7 @@ def make(
             cast=cast,
         )
     else:
-        arena, memory = _lay_out(request, plan.layouts)
+        arena, memory = _lay_out(request, plan.layouts, arenas)
         try:
             staging = Staging(
                 request,
@@ -155,10 +161,10 @@ def make(
                 memory=memory,
                 budget=budget,
                 cast=cast,
-                release=arena.close,
+                release=lambda: arenas.give_back(arena),
             )
         except BaseException:
-            arena.close()
+            arenas.give_back(arena)
             raise
     return Update(
         session,
@@ -180,7 +186,9 @@ def plan_bytes(layouts: Mapping[Target, Layout]) -> int:
     return sum(_nbytes(spec) for layout in layouts.values() for spec in layout.parameters.values())
 
 
-def _lay_out(request: UpdateRequest, layouts: Mapping[Target, Layout]) -> tuple[Arena, Memory]:
+def _lay_out(
+    request: UpdateRequest, layouts: Mapping[Target, Layout], arenas: Arenas
+) -> tuple[Arena, Memory]:
     """Give every parameter that the session may write its place; only written pages take memory."""
     keys = [
         (ParameterKey(target, spec.name), spec)
@@ -190,7 +198,7 @@ def _lay_out(request: UpdateRequest, layouts: Mapping[Target, Layout]) -> tuple[
     ends = itertools.accumulate(-(-_nbytes(spec) // _ALIGNMENT) * _ALIGNMENT for _, spec in keys)
     offsets = dict(zip((key for key, _ in keys), (0, *ends), strict=False))
     size = max((offsets[key] + _nbytes(spec) for key, spec in keys), default=0)
-    arena = Arena(size)
+    arena = arenas.take(size)
 
     def memory(key: ParameterKey, spec: ParameterSpec) -> Bytes:
         view = arena.view(offsets[key], _nbytes(spec))

@@ -32,6 +32,7 @@ class ServerConfig:
 
 
 _DEFAULT = ServerConfig()
+_MAY_BE_ZERO = frozenset({"max_spare_bytes"})
 
 
 class ServerSettings(BaseSettings):
@@ -61,7 +62,7 @@ class ServerSettings(BaseSettings):
     @classmethod
     def _check_limits(cls, limits: Limits) -> Limits:
         for name, value in asdict(limits).items():
-            if value <= 0:
+            if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
                 raise ValueError(f"{name} must be positive")
         if limits.max_payload_bytes <= 0:
             raise ValueError("max_message_bytes must be more than the 65536 bytes of a header")

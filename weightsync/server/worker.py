@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weightsync import __version__
-from weightsync.arena.arena import ArenaBudget
+from weightsync.arena.arena import ArenaBudget, Arenas
 from weightsync.core.admission import Admission
 from weightsync.core.errors import DrainingError, SessionStateError
 from weightsync.core.events import EventStream
@@ -67,6 +67,7 @@ class Worker:
         self._engine = engine
         self._books = books = Books(engine, self.limits, self.trace)
         self._budget = ArenaBudget(self.limits.max_arena_bytes)
+        self._arenas = Arenas(self.limits.max_spare_bytes)
         self._streams = Admission("UpdateWeights streams", self.limits.max_streams)
         self._reaper = Reaper(books.lock, books.table.next_expiry, books.expire)
         self._finisher = Finisher(books, self._reaper.wake)
@@ -176,7 +177,14 @@ class Worker:
         session = books.table.open(request, time.monotonic(), wall_offset=books.wall_offset)
         session.sealed = True
         try:
-            update = opening.make(session, self._engine, books.models, self._budget, self.trace)
+            update = opening.make(
+                session,
+                self._engine,
+                books.models,
+                budget=self._budget,
+                arenas=self._arenas,
+                trace=self.trace,
+            )
         except BaseException:
             books.table.forget(session)
             raise
@@ -306,4 +314,5 @@ class Worker:
             with update.phase:
                 books.end(update, SessionState.ABORTED, "the worker is stopping")
         self._reaper.close()
+        self._arenas.close()
         books.events.close()
