@@ -57,7 +57,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
-        self._refusing = False
+        self._refusing = threading.Event()
         self._flowing = threading.Event()
         self._flowing.set()
         self._cut_after: int | None = None
@@ -84,12 +84,12 @@ class Proxy:
 
     def pause(self) -> None:
         """Cut all connections, and refuse new ones until `resume`."""
-        self._refusing = True
+        self._refusing.set()
         self.cut()
 
     def resume(self) -> None:
         """Take connections again."""
-        self._refusing = False
+        self._refusing.clear()
 
     def stall(self) -> None:
         """Take nothing more from clients, without a word."""
@@ -109,14 +109,14 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self._refusing:
+            if self._refusing.is_set():
                 client.close()
                 continue
             self.connections += 1
             server = socket.create_connection(self._to)
             with self._lock:
                 self._open += [client, server]
-            if self._refusing:  # Since a moment ago.
+            if self._refusing.is_set():  # Since a moment ago.
                 self.cut()
             for pair, up in (((client, server), True), ((server, client), False)):
                 threading.Thread(target=self._pump, args=(*pair, up), daemon=True).start()
