@@ -12,7 +12,6 @@ from weightsync_client import push_model
 
 import weightsync
 from tests.docs.pages import blocks, read, run, table
-from weightsync.cli.exits import MEANINGS
 from weightsync.cli.main import app
 from weightsync.core.types import Limits
 from weightsync.server.server import Server
@@ -57,12 +56,6 @@ def test_the_page_lists_every_metric() -> None:
         shown = ", ".join(f"`{label}`" for label in sorted(labels))
         found.add((f"`{family.name}{total}`", family.type, shown))
     assert {tuple(row[:3]) for row in table(PAGE, "## Metrics")} == found
-
-
-def test_the_page_lists_every_exit_code() -> None:
-    """Each exit code of the command line is there, with its meaning."""
-    rows = table(PAGE, "## Exit codes of the command line")
-    assert {int(code): meaning for code, meaning in rows} == dict(MEANINGS)
 
 
 def test_the_line_of_python_serves(tmp_path: Path) -> None:

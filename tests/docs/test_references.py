@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, table
 
 
 def anchors(text: str) -> set[str]:
@@ -68,3 +68,9 @@ def test_every_decision_is_listed() -> None:
     for page in folder.glob("0*.md"):
         title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         assert f"[{title}]({page.name})" in text
+
+
+def test_contributors_find_every_folder_of_tests() -> None:
+    """The page for contributors says what each folder of tests is for."""
+    rows = {folder.strip("`") for folder, _ in table("CONTRIBUTING.md", "## Tests")}
+    assert rows == {str(p.parent.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_*.py")}
