@@ -16,12 +16,13 @@ DIFFERENT = 1
 USAGE = 2
 """Unknown options and missing arguments, as every command line has it."""
 
+UNFIT = 3
 PARTLY_COMMITTED = 9
 INTERNAL = 70
 
 EXIT_CODES: Mapping[int, int] = {
-    Code.INVALID_ARGUMENT: 3,
-    Code.ALREADY_EXISTS: 3,
+    Code.INVALID_ARGUMENT: UNFIT,
+    Code.ALREADY_EXISTS: UNFIT,
     Code.NOT_FOUND: 4,
     Code.UNIMPLEMENTED: 4,
     Code.FAILED_PRECONDITION: 5,
@@ -38,7 +39,7 @@ MEANINGS: Mapping[int, str] = {
     0: "done",
     DIFFERENT: "the answer is no: weights differ, a check failed",
     USAGE: "the command was called wrongly",
-    3: "what was given does not fit: a checkpoint, a shape, an option's value",
+    UNFIT: "what was given does not fit: a checkpoint, a shape, an option's value",
     4: "there is no such tensor, target or ability",
     5: "not as things stand: incomplete, shared weight, quarantined",
     6: "somebody else was first, or there is no room: try again",

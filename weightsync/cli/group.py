@@ -11,42 +11,50 @@ from typer.core import TyperGroup
 
 from weightsync.core.errors import WeightSyncError
 
+_INTERRUPTED = 130
+
 
 class Commands(TyperGroup):
     """Runs a command; `--debug` lets errors through with their tracebacks."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in typer, whose own click is private
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as in typer
+        """Run the program; wrong usage is told by typer itself."""
+        try:
+            return super().main(*args, **kwargs)
+        except Exception as error:
+            if "--debug" in sys.argv:
+                raise
+            code, message = _explained(error)
+            _tell(error, message)
+            sys.exit(code)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in typer
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
-        except WeightSyncError as error:
-            if ctx.params["debug"]:
-                raise
-            from weightsync.cli.exits import exit_code
-
-            _tell(error)
-            raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except (ImportError, OSError) as error:
-            # Known only by their kind: an extra that is not installed, a folder without rights.
-            if ctx.params["debug"] or isinstance(error, BrokenPipeError):
-                raise
-            from weightsync.cli.exits import INTERNAL, USAGE
-
-            _tell(error)
-            missing = isinstance(error, ModuleNotFoundError)
-            raise typer.Exit(USAGE if missing else INTERNAL) from None
+            raise typer.Exit(_INTERRUPTED) from None
 
 
-def _tell(error: Exception) -> None:
-    kind = type(error).__name__
-    message = " ".join(str(error).split()) or kind
+def _explained(error: Exception) -> tuple[int, str]:
+    """Return the exit code of an error, and what a person should know."""
+    from weightsync.cli import exits
+
+    if isinstance(error, WeightSyncError):
+        return exits.exit_code(error), str(error)
     if isinstance(error, ModuleNotFoundError):
-        message += "; this command needs an extra: pip install 'weightsync[demo]'"
+        return exits.USAGE, f"{error}: this command needs an extra: pip install 'weightsync[demo]'"
+    if isinstance(error, OSError):
+        return exits.UNFIT, str(error)
+    return exits.INTERNAL, f"{type(error).__name__}: {error} (see `weightsync --debug`)"
+
+
+def _tell(error: Exception, message: str) -> None:
+    line = " ".join(message.split())
     if "--json" in sys.argv:
-        subjects = list(error.subjects) if isinstance(error, WeightSyncError) else []
-        message = json.dumps({"error": kind, "message": message, "subjects": subjects})
+        subjects = error.subjects if isinstance(error, WeightSyncError) else ()
+        told = {"error": type(error).__name__, "message": line, "subjects": subjects}
+        line = json.dumps(told)
     else:
-        message = f"weightsync: {message}"
-    sys.stderr.write(message + "\n")
+        line = f"weightsync: {line}"
+    sys.stderr.write(line + "\n")

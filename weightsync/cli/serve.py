@@ -43,6 +43,7 @@ def serve(
     allow_insecure: Annotated[
         bool | None, typer.Option("--allow-insecure", help="Let other hosts reach it.")
     ] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Where /metrics listens.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Port of /metrics for Prometheus, 0 for a free one.")
     ] = None,
@@ -58,6 +59,9 @@ def serve(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of torch; 0: as torch likes.")] = 0,
     log_format: Annotated[str | None, typer.Option(help="console or json, to stderr.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error: the lowest written.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Serve a verifier, a draft, or both. The address is printed as soon as it listens.
@@ -78,10 +82,12 @@ def serve(
     given = {
         "address": address,
         "allow_insecure": allow_insecure,
+        "metrics_host": metrics_host,
         "metrics_port": metrics_port,
         "reflection": reflection,
         "stop_grace": stop_grace,
         "log_format": log_format,
+        "log_level": log_level,
     }
     settings = _settings({k: v for k, v in given.items() if v is not None}, limit or [])
     stop = threading.Event()

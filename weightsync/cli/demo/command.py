@@ -28,7 +28,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="Steps of training, instead.", min=1)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller models, a few seconds.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the plot and the result.")] = Path(
-        "weightsync-demo"
+        "demo-output"
     ),
     json: Json = False,
 ) -> None:

@@ -18,7 +18,7 @@ from weightsync.cli.demo.events import (
     Verified,
 )
 
-_WINDOW = 6
+_WINDOW = 10
 """Generations over which the acceptance rate is taken: one alone has few proposals."""
 
 

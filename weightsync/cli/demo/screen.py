@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 40
-_SAMPLE_LINES = 6
+_SAMPLE_LINES = 5
 
 
 class Screen:
@@ -52,7 +51,13 @@ class Screen:
         if history.listening is None:
             return Text("starting a trainer and a worker ...", style="dim")
         return Panel(
-            Group(self._numbers(), Text(), self._acceptance(), Text(), self._samples()),
+            Group(
+                self._numbers(),
+                Text("\nproposed tokens that the verifier accepts", style="dim"),
+                self._acceptance(),
+                Text(),
+                self._samples(),
+            ),
             title="a worker generates while a trainer pushes into it",
             subtitle=f"gRPC at {history.listening.address}",
             border_style="cyan",
@@ -81,7 +86,6 @@ class Screen:
 
     def _acceptance(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text("proposed tokens that the verifier accepts", style="dim"))
         for updated, label, style in (
             (True, "draft with updates", "green"),
             (False, "draft without", "red"),
@@ -91,13 +95,14 @@ class Screen:
             table.add_row(label, bar if now is not None else Text("later", style="dim"), _of(now))
         return table
 
-    def _samples(self) -> Columns:
-        panels = [
-            _sample(title, found)
-            for title, found in (("first", self._history.first), ("now", self._history.last))
-            if found
-        ]
-        return Columns(panels, expand=True, equal=True)
+    def _samples(self) -> Table:
+        table = Table.grid(expand=True)
+        found = [("first", self._history.first), ("now", self._history.last)]
+        panels = [_sample(title, generated) for title, generated in found if generated]
+        for _ in panels:
+            table.add_column(ratio=1)
+        table.add_row(*panels)
+        return table
 
 
 def sparks(values: Sequence[float]) -> str:
@@ -111,10 +116,10 @@ def sparks(values: Sequence[float]) -> str:
 
 def _sample(title: str, found: Generated) -> Panel:
     text = Text(found.prompt, style="dim")
-    text.append(found.text, style="default")
-    return Panel(
-        text, title=f"{title}: {found.version or 'no version'}", height=_SAMPLE_LINES, width=44
-    )
+    text.append(found.text, style="not dim")
+    # Line ends of the text would leave the panel half empty.
+    text = Text(" ").join(text.split())
+    return Panel(text, title=f"{title}: {found.version or 'no version'}", height=_SAMPLE_LINES)
 
 
 def _of(share: float | None) -> Text:

@@ -28,10 +28,11 @@ def batch(tokens: torch.Tensor, size: int, length: int, generator: torch.Generat
 
 
 def prompt(tokens: torch.Tensor, length: int, generator: torch.Generator) -> list[int]:
-    """Return the beginning of a line of the text, for the worker to go on with."""
-    start = int(torch.randint(len(tokens) - 64 * length, (), generator=generator))
-    line = tokens[start:].tolist().index(ord("\n")) + start + 1
-    return [int(token) for token in tokens[line : line + length]]
+    """Return the beginning of a random sentence, for the worker to go on with."""
+    capital = (tokens >= ord("A")) & (tokens <= ord("Z"))
+    starts = torch.nonzero((tokens[: -length - 1] == ord("\n")) & capital[1:-length]).flatten() + 1
+    start = int(starts[torch.randint(len(starts), (), generator=generator)])
+    return [int(token) for token in tokens[start : start + length]]
 
 
 def readable(tokens: list[int]) -> str:
