@@ -49,6 +49,11 @@ class Block:
     claims: list[Region] = field(default_factory=list)
 
     @property
+    def whole(self) -> Region:
+        """All of it, as a box of bytes."""
+        return Region.whole(self.memory.shape)
+
+    @property
     def needed_bytes(self) -> int:
         """Bytes of `needed`."""
         return sum(box.numel for box in self.needed) * self.dtype.itemsize
@@ -59,5 +64,9 @@ class Block:
 
     def written(self) -> Iterator[tuple[Region, Bytes]]:
         """Yield the disjoint boxes of elements that have arrived, with their bytes."""
+        if self.coverage.numel == self.memory.size:
+            # Nearly always: nothing is to be counted together.
+            yield Region.whole(self.memory.shape[:-1]), self.memory
+            return
         for box in in_elements(self.coverage.boxes):
             yield box, self.memory[box.slices]

@@ -88,6 +88,13 @@ def scatter(
     """
     itemsize = segment.dtype.itemsize
     casts = segment.dtype is not plan.dtype
+    if not casts and segment.is_whole and plan.is_parameter:
+        block = block_of(plan.placements[0])
+        if block.memory.shape[:-1] == plan.shape:
+            # Most tensors; a model may have many thousand small ones.
+            piece = np.frombuffer(data, np.uint8).reshape(block.memory.shape)
+            yield Copy(block, block.whole, block.memory, piece, [])
+            return
     if casts and (segment.byte_offset % itemsize or segment.byte_length % itemsize):
         raise InvalidRequestError(
             f"tensor {segment.name!r} is cast from {segment.dtype} to {plan.dtype}: segments must"

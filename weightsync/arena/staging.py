@@ -102,7 +102,7 @@ class Staging:
     def blocks(self) -> list[Block]:
         """The storages of which bytes have arrived, in the order of their first byte."""
         with self._changed:
-            return [b for b in self._blocks.values() if b.coverage.boxes]
+            return [b for b in self._blocks.values() if b.coverage]
 
     @property
     def applied(self) -> frozenset[TensorKey]:
@@ -270,6 +270,10 @@ class Staging:
             for copy in copies:
                 block = copy.block
                 mine = new.setdefault(block, Coverage())
+                if not block.coverage and not mine:
+                    mine.add(copy.box)
+                    charge += 0 if block.needed else mine.numel
+                    continue
                 copy.known = [*block.coverage.overlaps(copy.box), *mine.overlaps(copy.box)]
                 before = mine.numel
                 for piece in block.coverage.missing(copy.box):

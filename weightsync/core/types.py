@@ -142,6 +142,14 @@ class Segment:
         """The tensor."""
         return TensorKey(self.target, self.name)
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether it brings every byte of a tensor that has some."""
+        return (
+            self.region.sizes == self.shape
+            and 0 < self.byte_length == self.region.numel * self.dtype.itemsize
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:

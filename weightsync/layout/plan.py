@@ -108,6 +108,18 @@ class TensorPlan:
     composite: bool = False
 
     @property
+    def is_parameter(self) -> bool:
+        """Tell whether it lies in one parameter as it is, though perhaps in a part of it."""
+        if len(self.placements) != 1:
+            return False
+        placement = self.placements[0]
+        return (
+            placement.source.sizes == self.shape
+            and placement.dest == placement.source
+            and placement.axes == tuple(range(len(self.shape)))
+        )
+
+    @property
     def regions(self) -> tuple[Region, ...]:
         """The distinct regions of the tensor that the worker holds."""
         return tuple(dict.fromkeys(p.source for p in self.placements))

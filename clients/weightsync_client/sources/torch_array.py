@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from weightsync.core.dtypes import DType
@@ -50,7 +52,10 @@ class TorchArray:
 
     def read(self, box: Region) -> memoryview:
         """Return the row-major bytes of a box; without a copy where it lies in one piece."""
-        part = self._tensor[box.slices].to("cpu").contiguous()
+        part = self._tensor if box.sizes == self.shape else self._tensor[box.slices]
+        if part.is_cpu and part.is_contiguous():
+            return _memory(part)
+        part = part.to("cpu").contiguous()
         # A single element counts as contiguous whatever its strides are, but view needs stride 1.
         flat = part.as_strided((part.numel(),), (1,))
         # Through bytes: numpy does not know bfloat16 and the like.
@@ -60,6 +65,16 @@ class TorchArray:
     def cast(self, dtype: DType) -> Array:
         """Return the tensor converted as the worker converts it."""
         return TorchArray(self._tensor.to(to_torch(dtype)))
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """Return a contiguous CPU tensor's bytes, without the calls into torch that `view` costs.
+
+    Each of those lets go of the interpreter, and waits for it behind the threads of gRPC.
+    """
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined] # it lives as long as its bytes are used
+    return memoryview(memory).cast("B")
 
 
 def to_torch(dtype: DType) -> torch.dtype:
