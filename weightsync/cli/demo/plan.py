@@ -51,6 +51,8 @@ QUICK = Plan(
     push_every=10,
     left_behind_after=2,
     verifier_layers=2,
+    batch_size=4,
     sample_tokens=24,
+    final_samples=12,
 )
 """Enough to see that all works."""
