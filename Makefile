@@ -7,6 +7,7 @@ BIN := .venv/bin
 PROTOS_BIN := .venv-protos/bin
 UNIT_BIN := .venv-unit/bin
 LOWEST_BIN := .venv-lowest/bin
+VLLM_BIN := .venv-vllm/bin
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 
@@ -15,7 +16,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint type imports test-unit test-lowest protos proto-check bench demo build ci clean
+.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check bench demo build ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +51,13 @@ setup: .venv/.stamp ## Make .venv: the package, editable, and all that developme
 	$(LOWEST_BIN)/python $(PIP_INSTALL) -r .venv-lowest/floors.txt
 	touch $@
 
+# Installed, not only found: vLLM looks for plugins among what is installed.
+.venv-vllm/.stamp: requirements/vllm.txt pyproject.toml
+	$(PYTHON) -m venv --clear .venv-vllm
+	$(VLLM_BIN)/python $(PIP_INSTALL) --no-deps -r requirements/vllm.txt
+	$(VLLM_BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	touch $@
+
 # ---- checks
 
 test: lint type imports proto-check test-unit test-lowest .venv/.stamp ## Run every check and all tests
@@ -70,6 +78,10 @@ test-unit: .venv-unit/.stamp ## Test the pure parts where torch, grpc and protob
 
 test-lowest: .venv-lowest/.stamp ## Test pure parts and stubs on the oldest dependencies allowed
 	$(LOWEST_BIN)/python -m pytest tests/unit tests/contract/test_stubs.py
+
+# Warnings are vLLM's own here.
+test-vllm: .venv-vllm/.stamp ## Test the service inside a real vLLM on the CPU
+	$(VLLM_BIN)/python -m pytest tests/vllm -W default --disable-warnings --timeout=600 $(PYTEST_ARGS)
 
 bench: .venv/.stamp ## Run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only --timeout=900 $(PYTEST_ARGS)
@@ -109,5 +121,5 @@ build: .venv/.stamp ## Build the sdist and the wheel into dist/
 	$(BIN)/python -m hatchling build
 
 clean: ## Remove the environments and all that was built
-	rm -rf .venv .venv-protos .venv-unit .venv-lowest build dist
+	rm -rf .venv .venv-protos .venv-unit .venv-lowest .venv-vllm build dist
 	rm -rf .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .benchmarks

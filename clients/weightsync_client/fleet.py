@@ -7,6 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from weightsync.core.errors import InvalidRequestError, WeightSyncError
@@ -24,6 +25,7 @@ from weightsync_client.phases import concurrently, first_error
 from weightsync_client.planner import Rows
 from weightsync_client.progress import Progress
 from weightsync_client.session import Session, Ticket
+from weightsync_client.vllm import check_ranks, wait_for_ranks
 from weightsync_client.worker import Worker
 
 if TYPE_CHECKING:
@@ -50,6 +52,28 @@ class Fleet:
                 f"a fleet needs at least one worker, and each once; got {addresses}",
                 subjects=["workers"],
             )
+
+    @classmethod
+    def from_vllm(cls, directory: str | Path, timeout: float = 60.0) -> Self:
+        """Name all ranks of a vLLM that runs the service.
+
+        Args:
+            directory: Where they say how to reach them; the `directory` that vLLM was given.
+            timeout: Seconds to wait for a vLLM that is still loading.
+
+        Raises:
+            EngineUnavailableError: not all ranks have said it by then.
+            InvalidRequestError: another service has taken the address of a rank that is gone.
+            ConnectionLostError: a rank does not answer.
+        """
+        ranks = wait_for_ranks(Path(directory), timeout)
+        fleet = cls([rank.address for rank in ranks])
+        try:
+            check_ranks(ranks, fleet.workers)
+        except BaseException:
+            fleet.close()
+            raise
+        return fleet
 
     def _worker(self, worker: Worker | str) -> Worker:
         if isinstance(worker, Worker):

@@ -137,14 +137,19 @@ class Session:
         if error is not None:
             raise error
 
-    def finish(self) -> FleetReport:
+    def finish(self, commit: Callable[[Sequence[str]], object] | None = None) -> FleetReport:
         """Commit on all workers: prepare everywhere, then finish everywhere.
 
         May be called again after a `FleetError`: workers that have committed are left alone.
 
+        Args:
+            commit: Lets an engine commit the sessions itself, whose ranks must do so together;
+                called with their ids, by worker, when all are prepared.
+
         Raises:
             WeightSyncError: a worker was not ready; all were aborted and keep what they hold.
             FleetError: some workers have committed, others have not.
+            Exception: what `commit` raised; sessions that it has not committed were aborted.
         """
         if self._report is not None and self._report.committed:
             return self._report
@@ -153,6 +158,8 @@ class Session:
             try:
                 self.settle()
                 prepare_all(self._members)
+                if commit is not None:
+                    commit(self.ticket.session_ids)
             except BaseException as failure:
                 self.abort(f"not ready: {failure}")
                 raise

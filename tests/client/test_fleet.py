@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -113,6 +113,34 @@ def test_a_failed_finish_says_who_holds_what(site: Site) -> None:
     site.failing.clear()
     push_model(site.fleet, tiny(10), version="v2")
     assert all(bits(model) == bits(tiny(10)) for model in site.models)
+
+
+def test_an_engine_may_commit_the_sessions_itself(site: Site) -> None:
+    """What an engine has committed between the phases is reported as any commit."""
+    with site.fleet.update(version="v1") as session:
+        session.push(SOURCE)
+        workers = site.fleet.workers
+
+        def commit(session_ids: Sequence[str]) -> None:
+            for worker, session_id in zip(workers, session_ids, strict=True):
+                worker.finish(session_id)
+
+        report = session.finish(commit)
+    assert report.committed
+    assert verify(site.fleet, SOURCE).equal
+
+
+def test_an_engine_that_can_not_commit_leaves_no_session(site: Site) -> None:
+    """What the engine raised is raised, and all workers are free again."""
+
+    def commit(_session_ids: Sequence[str]) -> None:
+        raise RuntimeError("the engine has died")
+
+    session = site.fleet.update(version="v1")
+    session.push(SOURCE)
+    with pytest.raises(RuntimeError, match="has died"):
+        session.finish(commit)
+    assert all(not w.info().targets[0].session_id for w in site.fleet.workers)
 
 
 def test_a_worker_lost_between_the_phases_is_repaired_by_finishing_again(site: Site) -> None:

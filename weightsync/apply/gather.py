@@ -28,7 +28,7 @@ def row_major(live: Mapping[str, torch.Tensor], placement: Placement) -> Iterato
 
     A piece is a view of live memory where that is possible: it shows later changes.
     """
-    for piece in _slabs(_as_source(live[placement.parameter], placement)):
+    for piece in _slabs(as_source(live[placement.parameter], placement)):
         yield as_array(piece.contiguous().view(-1).cpu()).view(np.uint8)
 
 
@@ -40,8 +40,8 @@ def digest(live: Mapping[str, torch.Tensor], placement: Placement) -> bytes:
     return state.digest()
 
 
-def _as_source(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Return the view of a parameter that has the axes of the tensor."""
+def as_source(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Return the bits of a placement as a view that has the axes of the checkpoint's tensor."""
     box = bits(tensor)[placement.dest.slices]
     thick = box[tuple(0 if a is None else slice(None) for a in placement.axes)]
     used = [a for a in placement.axes if a is not None]

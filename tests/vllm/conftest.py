@@ -1,0 +1,50 @@
+"""What holds for tests with a real vLLM: in this process, on the CPU, without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# These tests have an environment of their own: `make test-vllm`.
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["*.py"]
+
+# Read when vLLM is imported.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+# Several ranks may share a core here.
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(params=["packed", "plain"])
+def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run with weights as vLLM packs them for the CPU, and as they are on other devices."""
+    if request.param == "plain":
+        _keep_weights_plain(monkeypatch)
+    return str(request.param)
+
+
+def _keep_weights_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm._custom_ops  # noqa: PLC0415 - only where vLLM is
+    import vllm.model_executor.layers.utils  # noqa: PLC0415
+
+    monkeypatch.setattr(vllm._custom_ops, "_supports_onednn", False)
+    monkeypatch.setattr(
+        vllm.model_executor.layers.utils, "check_cpu_sgl_kernel", lambda _n, _k, _dtype: False
+    )
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small Llama with seed 1."""
+    from tests.vllm import checkpoints  # noqa: PLC0415 - only where vLLM is
+
+    return checkpoints.write(
+        tmp_path_factory.mktemp("llama") / "model",
+        checkpoints.LLAMA,
+        checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 1),
+    )

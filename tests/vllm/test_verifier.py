@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import LLM
+from weightsync_client import Fleet, verify
+
+from tests.vllm import checkpoints
+from tests.vllm.engine import address_of, generate, running, worker_of
+from weightsync.core.errors import (
+    CommitRolledBackError,
+    EngineUnavailableError,
+    UnknownTensorError,
+)
+from weightsync.core.types import CastPolicy, Scope, Target
+
+Tensors = Mapping[str, torch.Tensor]
+
+MODELS = {
+    "llama": checkpoints.LLAMA,
+    "tied": checkpoints.LLAMA | {"tie_word_embeddings": True},
+    "odd vocabulary": checkpoints.LLAMA | {"vocab_size": 500},
+    "qwen3": checkpoints.QWEN3,
+    "qwen3 moe": checkpoints.QWEN3_MOE,
+}
+
+
+def push(llm: LLM, tensors: Tensors, version: str, **options: Any) -> None:
+    """Send tensors to the worker of this process, and commit them."""
+    with Fleet([address_of(llm)]) as fleet, fleet.update(version=version, **options) as session:
+        session.push(tensors)
+        session.finish()
+
+
+def one_part(tensors: Tensors, part: str) -> dict[str, torch.Tensor]:
+    """Return the tensors with a part in their names."""
+    return {name: tensor for name, tensor in tensors.items() if part in name}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_are_those_of_a_fresh_engine(tmp_path: Path, model: str, weights: str) -> None:
+    """After a full update, a part of a fused one, and back, tokens are those of a fresh engine."""
+    config = MODELS[model]
+    old, new = (checkpoints.values(checkpoints.shapes(config), seed) for seed in (1, 2))
+    query = one_part(old, "layers.0.self_attn.q_proj")
+    mixed = {**new, **query}
+
+    with running(checkpoints.write(tmp_path / "old", config, old)) as llm:
+        tokens = [generate(llm)]
+        push(llm, new, "new")
+        tokens.append(generate(llm))
+        push(llm, query, "mixed", scope=Scope.PARTIAL)
+        tokens.append(generate(llm))
+        push(llm, old, "old")
+        back = generate(llm)
+
+    assert back == tokens[0]
+    assert _all_differ(tokens)
+    for tensors, seen in ((new, tokens[1]), (mixed, tokens[2])):
+        with running(checkpoints.write(tmp_path / str(id(tensors)), config, tensors)) as llm:
+            assert generate(llm) == seen
+
+
+def test_weights_are_rounded_as_vllm_rounds_them(tmp_path: Path, weights: str) -> None:
+    """Weights in 32 bits give a worker in 16 bits the tokens of one that loads them itself."""
+    config = checkpoints.QWEN3
+    old, new = (checkpoints.values(checkpoints.shapes(config), seed) for seed in (1, 2))
+    folder = checkpoints.write(tmp_path / "new", config, new)
+
+    with running(checkpoints.write(tmp_path / "old", config, old), dtype="bfloat16") as llm:
+        push(llm, new, "new", cast=CastPolicy.ALLOW)
+        updated = generate(llm)
+
+    with running(folder, dtype="bfloat16") as llm:
+        assert generate(llm) == updated
+
+
+def test_a_failed_commit_leaves_the_old_tokens(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a module can't be packed anew, every module holds the old weights again."""
+    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
+    with running(llama) as llm:
+        before = generate(llm)
+        method = worker_of(llm).get_model().model.layers[1].mlp.down_proj.quant_method
+        process, calls = method.process_weights_after_loading, iter([True])
+
+        def fail_once(module: torch.nn.Module) -> None:
+            if next(calls, False):
+                raise RuntimeError("no memory for the packed weights")
+            process(module)
+
+        monkeypatch.setattr(method, "process_weights_after_loading", fail_once)
+        with pytest.raises(CommitRolledBackError, match="no memory"):
+            push(llm, new, "new")
+        assert generate(llm) == before
+        push(llm, new, "new")
+        assert generate(llm) != before
+
+
+def test_nothing_is_replaced(llama: Path, weights: str) -> None:
+    """Parameters keep their identity and their memory through commits."""
+    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
+    with running(llama) as llm:
+        model = worker_of(llm).get_model()
+        before = _places(model)
+        push(llm, new, "new")
+        assert _places(model) == before
+
+
+def test_a_worker_tells_what_it_holds(llama: Path, weights: str) -> None:
+    """Names, shapes, versions and digests are those of the checkpoint."""
+    tensors = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
+    with running(llama) as llm, Fleet([address_of(llm)]) as fleet:
+        push(llm, tensors, "new")
+        worker = fleet.workers[0]
+        info = worker.info()
+        listed = {t.name: t.shape for t in worker.tensors(frozenset({Target.VERIFIER}))}
+        assert info.engine == "vllm"
+        assert info.targets[0].weight_version == "new"
+        assert listed == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        assert verify(fleet, tensors).equal
+
+
+def test_a_tied_head_is_sent_under_both_names(tmp_path: Path) -> None:
+    """A state dict names a tied head twice; the worker takes it, and it is one storage."""
+    config = MODELS["tied"]
+    old, new = (checkpoints.values(checkpoints.shapes(config), seed) for seed in (1, 2))
+    both = {**new, "lm_head.weight": new["model.embed_tokens.weight"]}
+    with running(checkpoints.write(tmp_path / "old", config, old)) as llm:
+        push(llm, both, "new")
+        updated = generate(llm)
+    with running(checkpoints.write(tmp_path / "new", config, new)) as llm:
+        assert generate(llm) == updated
+
+
+def test_another_architecture_is_refused(llama: Path) -> None:
+    """Names that the model does not have are named, and the old weights serve on."""
+    with running(llama) as llm:
+        before = generate(llm)
+        with pytest.raises(UnknownTensorError, match="q_norm"):
+            push(llm, checkpoints.values(checkpoints.shapes(checkpoints.QWEN3), 2), "new")
+        assert generate(llm) == before
+
+
+def test_a_sleeping_engine_takes_no_update(llama: Path) -> None:
+    """While vLLM sleeps a session is refused; afterwards it is taken."""
+    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
+    with running(llama) as llm:
+        llm.collective_rpc("sleep", args=(1,))
+        with pytest.raises(EngineUnavailableError, match="sleeps"):
+            push(llm, new, "new")
+        llm.collective_rpc("wake_up")
+        push(llm, new, "new")
+
+
+def _all_differ(tokens: Sequence[object]) -> bool:
+    return len({str(t) for t in tokens}) == len(tokens)
+
+
+def _places(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (id(p), p.data_ptr()) for name, p in named}

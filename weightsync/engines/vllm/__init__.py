@@ -1,0 +1,1 @@
+"""The engine for a vLLM worker. Only a process that runs vLLM imports its modules."""

@@ -1,0 +1,125 @@
+"""What a model computes from its weights once and keeps: which weights feed it, and how anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from weightsync.core.errors import UnsupportedError
+from weightsync.engines.vllm.reload import derive, process_again
+from weightsync.engines.vllm.shadow import Shadows
+from weightsync.engines.vllm.slots import Slot
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Rebuild:
+    """One thing that is computed from weights.
+
+    Attributes:
+        stage: Those of an earlier stage come first: later ones read what they make.
+        run: Compute it anew, into the memory where it lies.
+    """
+
+    stage: int
+    run: Callable[[], None]
+
+
+class Derived:
+    """All that the models of a worker compute from weights."""
+
+    def __init__(self, shadows: Shadows) -> None:
+        """Start with nothing; `shadows` must be complete before a model is added."""
+        self._shadows = shadows
+        self._fed_by: dict[Slot, list[_Rebuild]] = {}
+        self._seen: set[nn.Module] = set()
+
+    def add(self, model: nn.Module, slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
+        """Find what a model computes from its weights.
+
+        Args:
+            model: Loaded.
+            slots: Its tensors, by name.
+            dtype: Type of its activations.
+
+        Raises:
+            UnsupportedError: a module's weights are not the checkpoint's, and it is not known how
+                they are made.
+        """
+        names = {slot.module: name.rpartition(".")[0] for name, slot in slots.items()}
+        absorbed = {
+            module.kv_b_proj: module
+            for module in model.modules()
+            if is_deferred_attention_layer(module) and hasattr(module, "kv_b_proj")
+        }
+        for module in names.keys() - self._seen:
+            if module in absorbed:
+                attention = absorbed[module]
+                self._feed(module, 1, partial(self._absorb, module, attention, dtype))
+            elif module in self._shadows.modules:
+                if not isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
+                    raise UnsupportedError(
+                        f"{names[module]!r} ({type(module).__name__}) does not hold what the "
+                        "checkpoint has, and does not say how it makes it; it can't be updated"
+                    )
+                self._feed(module, 0, partial(process_again, module, self._shadows.of(module)))
+            elif isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+                # The product with the vocabulary uses a packed copy; the table itself is plain.
+                self._feed(module, 0, partial(derive, module))
+        inner = getattr(model, "model", model)
+        if hasattr(inner, "_build_fused_kv_buffers"):
+            fused = _Rebuild(2, partial(self._fuse, inner))
+            for module in names:
+                self._feed_rebuild(module, fused)
+        self._seen |= names.keys()
+
+    def rebuild(self, written: Iterable[Slot]) -> None:
+        """Compute anew what some slots feed, and nothing else.
+
+        Call it under `set_current_vllm_config`.
+        """
+        due = {rebuild: None for slot in written for rebuild in self._fed_by.get(slot, ())}
+        with torch.inference_mode():
+            for rebuild in sorted(due, key=lambda r: r.stage):
+                rebuild.run()
+
+    def _feed(self, module: nn.Module, stage: int, run: Callable[[], None]) -> None:
+        self._feed_rebuild(module, _Rebuild(stage, run))
+
+    def _feed_rebuild(self, module: nn.Module, rebuild: _Rebuild) -> None:
+        for leaf in (*module._parameters, *module._buffers):  # noqa: SLF001 - its own ones only
+            self._fed_by.setdefault(Slot(module, leaf), []).append(rebuild)
+
+    def _absorb(self, projection: nn.Module, attention: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
+        """Let latent attention split its projection again; some kernels have dropped the whole."""
+        for leaf, shadow in self._shadows.of(projection).items():
+            fresh = nn.Parameter(shadow.clone(), requires_grad=False)
+            projection._parameters[leaf] = fresh  # noqa: SLF001 - as the kernels drop it
+        attention.process_weights_after_loading(dtype)
+
+    def _fuse(self, inner: Any) -> None:  # noqa: ANN401
+        """Let a draft fuse the projections of all its layers again."""
+        with ExitStack() as stack:
+            for module in inner.modules():
+                stack.enter_context(_showing(module, self._shadows.of(module)))
+            inner._build_fused_kv_buffers()  # noqa: SLF001 - there is no other way to it
+
+
+@contextmanager
+def _showing(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let a module hold other values within the block."""
+    kept = {leaf: module._parameters[leaf] for leaf in values}  # noqa: SLF001
+    try:
+        for leaf, value in values.items():
+            module._parameters[leaf] = nn.Parameter(value, requires_grad=False)  # noqa: SLF001
+        yield
+    finally:
+        module._parameters.update(kept)  # noqa: SLF001

@@ -1,0 +1,32 @@
+"""The places in a model where its tensors hang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter or buffer of a module; the same for all names and models that lead to it."""
+
+    module: nn.Module
+    leaf: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What hangs there now."""
+        found: torch.Tensor = getattr(self.module, self.leaf)
+        return found
+
+
+def named_slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
+    """Yield all names of all parameters and buffers of a model."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        held = {**module._parameters, **module._buffers}  # noqa: SLF001 - its own ones only
+        for leaf, tensor in held.items():
+            if tensor is not None:
+                yield f"{prefix}.{leaf}" if prefix else leaf, Slot(module, leaf)

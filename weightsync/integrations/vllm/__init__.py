@@ -1,0 +1,1 @@
+"""The service inside vLLM, as the weight transfer backend `weightsync`."""

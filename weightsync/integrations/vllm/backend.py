@@ -1,0 +1,124 @@
+"""The weight transfer backend: a service in each worker, and commits in vLLM's own order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from weightsync.core.errors import SessionStateError
+from weightsync.core.rankfile import RankFile
+from weightsync.core.types import Target
+from weightsync.engines.vllm.adapter import VllmEngine
+from weightsync.integrations.vllm.collective import commit
+from weightsync.integrations.vllm.plugin import worker_of
+from weightsync.integrations.vllm.settings import WorkerSettings
+from weightsync.server.logs import LogFormat, make_logger
+from weightsync.server.server import Server
+from weightsync.server.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from vllm.config import VllmConfig, WeightTransferConfig
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing is to be said: the service runs since the model was loaded."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """Which session to commit.
+
+    Attributes:
+        session_id: A session on this worker; empty: the one that holds the target.
+    """
+
+    session_id: str = ""
+
+
+class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Serves one worker of vLLM; made by vLLM when verifier and draft are loaded.
+
+    Weights come over gRPC. `update_weights` commits a session that has them, on all ranks between
+    the same two steps.
+
+    Attributes:
+        server: What serves the worker.
+    """
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = True
+
+    def __init__(
+        self,
+        config: WeightTransferConfig,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        model: nn.Module,
+    ) -> None:
+        """Start to serve.
+
+        Raises:
+            UnsupportedError: a model can't be followed while it loads.
+            InvalidRequestError: bad settings, or an address that can't be had.
+        """
+        super().__init__(config, vllm_config, device, model)
+        settings = WorkerSettings.read(vllm_config.additional_config)
+        self._engine = VllmEngine(worker_of(model))
+        place = self._engine.coordinates
+        worker = Worker(self._engine, limits=settings.limits)
+        log = make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
+        self.server = Server(worker, settings.config_of(place.rank), log)
+        self._grace = settings.stop_grace
+        if settings.directory is not None:
+            RankFile(
+                rank=place.rank,
+                world_size=place.world_size,
+                tp_rank=place.tp_rank,
+                pid=os.getpid(),
+                address=self.server.address,
+                instance_id=worker.instance_id,
+            ).write(settings.directory)
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Do nothing: the service runs already."""
+
+    def start_weight_update(self) -> None:
+        """Do nothing: a session is opened by who has the weights."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Commit a session.
+
+        Raises:
+            WeightSyncError: see `collective.commit`.
+        """
+        commit(self.server.worker, self._engine, lambda: update_info.session_id or self._holder())
+
+    def finish_weight_update(self) -> None:
+        """Do nothing: a commit is whole, or was taken back."""
+
+    def shutdown(self) -> None:
+        """Stop the service; sessions that are open then are dropped."""
+        self.server.stop(self._grace)
+
+    def _holder(self) -> str:
+        target = Target.VERIFIER if self.model is self._default_model else Target.DRAFT
+        for status in self.server.worker.info().targets:
+            if status.target is target and status.session_id:
+                return str(status.session_id)
+        raise SessionStateError(
+            f"no session holds the {target}; send its weights before vLLM commits them",
+            state="none",
+        )

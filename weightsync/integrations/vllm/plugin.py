@@ -1,0 +1,48 @@
+"""What vLLM loads in each of its processes: it must be cheap, and must not touch gRPC."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+BACKEND = "weightsync"
+
+# Typed loosely, as importing vLLM's classes for the types would import half of vLLM.
+_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register() -> None:
+    """Make the backend known to vLLM, and note workers as they are made. Idempotent."""
+    from vllm.distributed.weight_transfer.factory import (  # noqa: PLC0415 - only in vLLM
+        WeightTransferEngineFactory,
+    )
+    from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
+
+    known = WeightTransferEngineFactory._registry  # noqa: SLF001 - to register twice is an error
+    if BACKEND in known:
+        return
+    WeightTransferEngineFactory.register_engine(
+        BACKEND, "weightsync.integrations.vllm.backend", "WeightSyncBackend"
+    )
+    made = WorkerBase.__init__
+
+    @functools.wraps(made)
+    def noted(self: object, *args: object, **kwargs: object) -> None:
+        made(self, *args, **kwargs)
+        _workers.add(self)
+
+    WorkerBase.__init__ = noted
+
+
+def worker_of(model: object) -> Any:  # noqa: ANN401 - see `_workers`
+    """Return the worker of this process that has loaded a model.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for worker in tuple(_workers):
+        runner: Any = getattr(worker, "model_runner", None)
+        if hasattr(runner, "model") and runner.get_model() is model:
+            return worker
+    raise LookupError("no worker of this process has loaded that model")
