@@ -67,7 +67,7 @@ def plain_memory(tensor: torch.Tensor) -> Bytes:
     """
     memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
     memory.owner = tensor  # type: ignore[attr-defined]
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 def live_memory(tensor: torch.Tensor) -> Bytes:

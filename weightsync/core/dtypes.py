@@ -43,6 +43,9 @@ class DType(enum.Enum):
     COMPLEX64 = 20
     COMPLEX128 = 21
 
+    # Members are singletons; the hash of an enum would be a call into Python per look-up.
+    __hash__ = object.__hash__
+
     @property
     def itemsize(self) -> int:
         """Bytes per element as stored; the packed fp4 pair counts as one element of one byte."""

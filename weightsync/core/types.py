@@ -15,6 +15,9 @@ class Target(enum.Enum):
     VERIFIER = 1
     DRAFT = 2
 
+    # Members are singletons; the hash of an enum would be a call into Python per look-up.
+    __hash__ = object.__hash__
+
     def __str__(self) -> str:
         """Return the word in lower case, as logs, metrics and the command line use it."""
         return self.name.lower()
@@ -91,6 +94,8 @@ class Encoding(enum.Enum):
     """How bytes stand for elements."""
 
     DENSE = 1
+
+    __hash__ = object.__hash__
 
 
 class ChecksumType(enum.Enum):

@@ -29,7 +29,9 @@ class TorchArray:
             raise UnsupportedError(
                 f"tensor {name!r} is {what}: push a dense tensor with data", subjects=[name]
             )
-        self._tensor = tensor.detach().resolve_conj().resolve_neg()
+        self._tensor = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            self._tensor = self._tensor.resolve_conj().resolve_neg()
         self._dtype = from_torch(tensor.dtype, name)
 
     @classmethod
