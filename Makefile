@@ -84,7 +84,7 @@ test-vllm: .venv-vllm/.stamp ## Test the service inside a real vLLM on the CPU
 	$(VLLM_BIN)/python -m pytest tests/vllm -W default --disable-warnings --timeout=600 $(PYTEST_ARGS)
 
 bench: .venv/.stamp ## Run the benchmarks
-	$(BIN)/python -m pytest benchmarks --benchmark-only --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest benchmarks --benchmark-only --timeout=900 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 ci: ## What continuous integration runs
 	.ci/run

@@ -33,16 +33,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     writer = config.get_terminal_writer()
     writer.line()
-    writer.line(
-        f"{'':42} {'GB/s':>6} {'min-max':>13} {'CPU s/GiB':>12} {'extra MiB':>11}  ratio to"
-    )
+    line = "{:40} {:>7} {:>6} {:>13} {:>12} {:>11}  {}".format
+    writer.line(line("", "s", "GB/s", "min-max", "CPU s/GiB", "extra MiB", "ratio to"))
     for row in rows:
-        cpu = " + ".join(f"{c:.2f}" for c in row.cpu_seconds_per_gib)
-        memory = " / ".join(map(str, row.extra_mib))
-        span = f"{row.slowest:.2f}-{row.fastest:.2f}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}  {row.beside}"
         writer.line(
-            f"{row.name:42} {row.gb_per_second:6.2f} {span:>13} {cpu:>12} {memory:>11}  {ratio}"
+            line(
+                row.name,
+                f"{row.seconds:.3f}",
+                f"{row.gb_per_second:.2f}",
+                f"{row.slowest:.2f}-{row.fastest:.2f}",
+                " + ".join(f"{c:.2f}" for c in row.cpu_seconds_per_gib),
+                " / ".join(map(str, row.extra_mib)),
+                "" if row.ratio is None else f"{row.ratio:.2f}  {row.beside}",
+            )
         )
     writer.line(json.dumps({row.name: _figures(row) for row in rows}))
 

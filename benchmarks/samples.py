@@ -51,8 +51,11 @@ class Samples:
         for rounds in (self.seconds, self.cpu, self.memory):
             rounds.clear()
 
-    def row(self, yardstick: Samples | None = None) -> Row:
-        """Return what it came to; `ratio` compares the rates, round by round, in the median."""
+    def row(self, yardstick: Samples | None = None, name: str = "") -> Row:
+        """Return what it came to, under its own name or another.
+
+        The ratio compares its rates with the yardstick's, round by round, in the median.
+        """
         rates = [self.nbytes / s / 1e9 for s in self.seconds]
         ratio = None
         if yardstick is not None:
@@ -60,7 +63,8 @@ class Samples:
             ratio = statistics.median(a / b for a, b in zip(rates, theirs, strict=True))
         gib = self.nbytes / 2**30
         return Row(
-            self.name,
+            name or self.name,
+            statistics.median(self.seconds),
             statistics.median(rates),
             min(rates),
             max(rates),
@@ -77,6 +81,7 @@ class Row:
 
     Attributes:
         name: What was measured.
+        seconds: Median time of a round.
         gb_per_second: Median rate, in 1e9 bytes per second.
         slowest: Lowest rate of a round.
         fastest: Highest rate of a round.
@@ -87,6 +92,7 @@ class Row:
     """
 
     name: str
+    seconds: float
     gb_per_second: float
     slowest: float
     fastest: float

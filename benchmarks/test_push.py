@@ -10,59 +10,15 @@ from itertools import chain
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import nn
-from weightsync_client import Fleet, Session, verify
 
 from benchmarks.models import make, nbytes
-from benchmarks.process import Peer, peer
+from benchmarks.process import peer
+from benchmarks.push import Push
 from benchmarks.samples import Row, Samples
 from benchmarks.yardsticks import Memcpy, Tcp, parameter_bytes
 from weightsync.core.types import UpdateMode
 
 ROUNDS = 5
-
-
-class Push:
-    """Pushes of a module to one worker, and what they took."""
-
-    def __init__(
-        self, name: str, module: nn.Module, worker: Peer, mode: UpdateMode = UpdateMode.STAGED
-    ) -> None:
-        """Connect to a worker that serves a module of the same form."""
-        size = nbytes(module)
-        self.whole = Samples(name, size)
-        self.transfer = Samples(f"{name}: transfer", size)
-        self.pause = Samples(f"{name}: commit pause", size)
-        self._module, self._worker, self._mode = module, worker, mode
-        self._fleet = Fleet([worker.said])
-
-    @property
-    def samples(self) -> tuple[Samples, ...]:
-        """All that is measured."""
-        return self.whole, self.transfer, self.pause
-
-    def __call__(self) -> None:
-        """Push once: from the first call until all bytes are live and acknowledged."""
-        session = self.whole.take(self._push, os.getpid(), self._worker.pid)
-        commit = session.report.workers[0].commit
-        assert commit is not None
-        self.pause.seconds.append(commit.pause_seconds)
-
-    def _push(self) -> Session:
-        with self._fleet.update(target="verifier", version="next", mode=self._mode) as session:
-            self.transfer.take(lambda: self._transfer(session))
-        return session
-
-    def _transfer(self, session: Session) -> None:
-        session.push(self._module)
-        session.settle()
-
-    def verify(self) -> None:
-        """Check that the worker holds what was pushed."""
-        assert verify(self._fleet, self._module).equal
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._fleet.close()
 
 
 @pytest.fixture(scope="module")
@@ -117,5 +73,6 @@ def test_push(
         push.verify()
     rows += [one.row(), two.row(), tcp.row(two)]
     for push in pushes:
-        rows += [push.whole.row(tcp), push.transfer.row(tcp), push.whole.row(push.transfer)]
+        rows += [push.whole.row(tcp), push.transfer.row(tcp)]
+        rows.append(push.whole.row(push.transfer, f"{push.whole.name}: beside its transfer"))
         rows.append(push.pause.row(two))

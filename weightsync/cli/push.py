@@ -14,6 +14,7 @@ from weightsync.cli.options import Checkpoint, Json, TargetName, To, addresses, 
 from weightsync.cli.options import target as target_named
 from weightsync.cli.output import print_facts, print_json, size
 from weightsync.core.errors import InvalidRequestError
+from weightsync.core.malloc import tune_malloc
 from weightsync.core.types import CastPolicy, Scope, SharedTensorPolicy, Target, UpdateMode
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def push(
     """
     from weightsync_client import Checkpoint as Folder
     from weightsync_client import NameMapping, push_model
+
+    tune_malloc()
 
     wanted = target_named(target)
     if wanted is Target.DRAFT and draft is not None:

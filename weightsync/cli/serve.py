@@ -15,6 +15,7 @@ from weightsync.cli.checkpoints import Kind, load_model
 from weightsync.cli.options import Json
 from weightsync.cli.output import print_json, print_line
 from weightsync.core.errors import InvalidRequestError
+from weightsync.core.malloc import tune_malloc
 from weightsync.core.types import Limits
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def serve(
         "log_format": log_format,
         "log_level": log_level,
     }
+    tune_malloc()
     settings = _settings({k: v for k, v in given.items() if v is not None}, limit or [])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
