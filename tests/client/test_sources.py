@@ -86,6 +86,14 @@ def test_a_contiguous_tensor_is_read_without_a_copy() -> None:
     assert np.frombuffer(view, np.float32).tolist() == [1.0] * 12
 
 
+def test_a_trainer_may_free_what_it_pushed() -> None:
+    """A tensor's storage can be resized after it was read, as sharded training does."""
+    tensor = torch.ones(6, 10)
+    bytes(content(one({"w": tensor}).array))
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
+
+
 def test_a_module_gives_parameters_and_persistent_buffers() -> None:
     """B37: persistent buffers are sent, others are not, and tied names both appear."""
     module = torch.nn.Linear(4, 4)

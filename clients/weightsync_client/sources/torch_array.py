@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 
 from weightsync.core.dtypes import DType
@@ -60,9 +61,13 @@ class TorchArray:
         part = part.to("cpu").contiguous()
         # A single element counts as contiguous whatever its strides are, but view needs stride 1.
         flat = part.as_strided((part.numel(),), (1,))
-        # Through bytes: numpy does not know bfloat16 and the like.
-        data: memoryview = flat.view(torch.uint8).numpy().data
-        return data
+        if not flat.numel():
+            return memoryview(b"")
+        # Not through `Tensor.numpy`: it has no bfloat16 and the like, and torch never resizes a
+        # storage again that it has handed to numpy, as trainers do that free sharded weights.
+        memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data_ptr())
+        memory.owner = flat  # type: ignore[attr-defined] # the view keeps the tensor alive
+        return np.frombuffer(memoryview(memory), np.uint8).data
 
     def cast(self, dtype: DType) -> Array:
         """Return the tensor converted as the worker converts it."""
