@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import torch
 
 from weightsync.core.dtypes import DType
@@ -56,18 +55,7 @@ class TorchArray:
     def read(self, box: Region) -> memoryview:
         """Return the row-major bytes of a box; without a copy where it lies in one piece."""
         part = self._tensor if box.sizes == self.shape else self._tensor[box.slices]
-        if part.is_cpu and part.is_contiguous():
-            return _memory(part)
-        part = part.to("cpu").contiguous()
-        # A single element counts as contiguous whatever its strides are, but view needs stride 1.
-        flat = part.as_strided((part.numel(),), (1,))
-        if not flat.numel():
-            return memoryview(b"")
-        # Not through `Tensor.numpy`: it has no bfloat16 and the like, and torch never resizes a
-        # storage again that it has handed to numpy, as trainers do that free sharded weights.
-        memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data_ptr())
-        memory.owner = flat  # type: ignore[attr-defined] # the view keeps the tensor alive
-        return np.frombuffer(memoryview(memory), np.uint8).data
+        return _memory(part.to("cpu").contiguous())
 
     def cast(self, dtype: DType) -> Array:
         """Return the tensor converted as the worker converts it."""
@@ -75,9 +63,11 @@ class TorchArray:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous CPU tensor's bytes, without the calls into torch that `view` costs.
+    """Return a contiguous CPU tensor's bytes, past torch.
 
-    Each of those lets go of the interpreter, and waits for it behind the threads of gRPC.
+    Each call into torch lets go of the interpreter, and waits for it behind the threads of gRPC.
+    And torch never resizes a storage again that it has handed to numpy, as trainers do that free
+    sharded weights.
     """
     memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
     memory.owner = tensor  # type: ignore[attr-defined] # it lives as long as its bytes are used
