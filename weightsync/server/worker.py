@@ -165,7 +165,7 @@ class Worker:
             session.sealed = False
             session.renew(time.monotonic())
             self._reaper.wake()
-        self.trace("session.started", session_id=session.session_id, **facts(session))
+        self.trace.told("session.started", session_id=session.session_id, **facts(session))
         books.publish(EventKind.STARTED, session)
         return books.info(session)
 
@@ -222,7 +222,7 @@ class Worker:
                 session.renew(time.monotonic())
             checksum.check(chunk.checksum_type, chunk.checksum, chunk.payload)
             # Set before the first byte moves: a write that fails half-way has touched, too.
-            update.touched = True
+            update.touched = update.touched or bool(chunk.segments)
             update.staging.write(chunk.segments, chunk.payload)
             with lock:
                 session.received_bytes += len(chunk.payload)
