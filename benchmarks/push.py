@@ -25,7 +25,8 @@ class Push:
         self.transfer = Samples(f"{name}: transfer", size)
         self.pause = Samples(f"{name}: commit pause", size)
         self.opening = Samples(f"{name}: ListTensors and plan", size)
-        self._module, self._worker, self._mode = module, worker, mode
+        self.mode = mode
+        self._module, self._worker = module, worker
         self._fleet = Fleet([worker.said])
 
     @property
@@ -46,7 +47,7 @@ class Push:
         return session
 
     def _open(self) -> Session:
-        return self._fleet.update(target="verifier", version="next", mode=self._mode)
+        return self._fleet.update(target="verifier", version="next", mode=self.mode)
 
     def _transfer(self, session: Session) -> None:
         session.push(self._module)

@@ -75,4 +75,5 @@ def test_push(
     for push in pushes:
         rows += [push.whole.row(tcp), push.transfer.row(tcp)]
         rows.append(push.whole.row(push.transfer, f"{push.whole.name}: beside its transfer"))
-        rows.append(push.pause.row(two))
+    # IN_PLACE holds forward passes from start to finish: it has no pause of its own.
+    rows += [push.pause.row(two) for push in pushes if push.mode is UpdateMode.STAGED]

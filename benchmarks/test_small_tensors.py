@@ -11,7 +11,7 @@ from benchmarks.process import peer
 from benchmarks.push import Push
 from benchmarks.samples import Row
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 def test_small_tensors(benchmark: BenchmarkFixture, rows: list[Row]) -> None:
