@@ -7,6 +7,7 @@ it as it stops `weightsync serve`; it then tells its last state.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import signal
@@ -70,7 +71,14 @@ class Loop:
         self._rounds = 0
         self._refused = 0
         self._answers: dict[str, set[str]] = {name: set() for name in self._models}
-        threading.Thread(target=self._run, name="loop", daemon=True).start()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Call no more: torch must not run in a thread that the interpreter leaves behind."""
+        self._stop.set()
+        self._thread.join()
 
     def take(self) -> dict[str, Any]:
         """Return what happened since the last time."""
@@ -85,13 +93,11 @@ class Loop:
         return taken
 
     def _run(self) -> None:
-        pause = threading.Event()
-        while True:
+        while not self._stop.wait(0.01):
             for name, model in self._models.items():
                 self._call(name, model)
             with self._lock:
                 self._rounds += 1
-            pause.wait(0.01)
 
     def _call(self, name: str, model: Net) -> None:
         try:
@@ -156,7 +162,8 @@ def main(address: str, seed: int, grace: float) -> None:
     tell(address=server.address, instance_id=server.worker.instance_id)
 
     def obey() -> None:
-        for line in sys.stdin:
+        # Unbuffered: a reader that waits with the buffer's lock would disturb the exit.
+        for line in io.FileIO(sys.stdin.fileno(), closefd=False):
             command = json.loads(line)
             match command.pop("do"):
                 case "hold":
@@ -177,6 +184,7 @@ def main(address: str, seed: int, grace: float) -> None:
     while not stop.wait(0.1):
         pass
     server.stop(grace)
+    loop.stop()
     tell(stopped=state(server, pair, loop))
 
 
