@@ -31,6 +31,22 @@ def test_a_cut_connection_is_taken_up_again(
     scene.check_recovers()
 
 
+@pytest.mark.parametrize("targets", [("verifier",), ("draft",), ("verifier", "draft")], ids=str)
+def test_an_update_in_place_is_taken_up_again(
+    scene: Scene, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """An IN_PLACE update whose connection is cut goes on as well; generation waits for its end."""
+    seed = scene.new_seed()
+    with Relay(scene.worker.address, tmp_path) as relay:
+        relay.at(9_000, Relay.cut)
+        with TrainerProcess(relay.address, seed=seed, targets=targets, mode="IN_PLACE") as trainer:
+            assert trainer.result() == {}
+        assert relay.reached.is_set()
+    held = dict(zip(("verifier", "draft"), scene.old, strict=True)) | dict.fromkeys(targets, seed)
+    scene.check((held["verifier"], held["draft"]))
+    scene.check_recovers()
+
+
 @pytest.mark.parametrize("byte", random_bytes(4, seed=2))
 def test_a_changed_byte_is_never_committed(scene: Scene, byte: int, tmp_path: Path) -> None:
     """A byte that changes on its way is sent again, or fails the update; it never goes live."""
