@@ -46,6 +46,7 @@ QWEN3_MOE = LLAMA | {
 }
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
+Tensors = dict[str, torch.Tensor]
 
 
 def shapes(config: Mapping[str, Any]) -> Shapes:
@@ -86,7 +87,7 @@ def _mlp(prefix: str, hidden: int, inner: int) -> Shapes:
     yield f"{prefix}down_proj.weight", (hidden, inner)
 
 
-def values(named: Shapes, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def values(named: Shapes, seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
     """Return random tensors that make a model's greedy tokens vary."""
     random = torch.Generator().manual_seed(seed)
 

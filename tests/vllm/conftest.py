@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm import checkpoints
+
 # These tests have an environment of their own: `make test-vllm`.
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*.py"]
@@ -38,11 +40,15 @@ def _keep_weights_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture
+def new() -> checkpoints.Tensors:
+    """Return other weights for that Llama."""
+    return checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
+
+
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small Llama with seed 1."""
-    from tests.vllm import checkpoints  # noqa: PLC0415 - only where vLLM is
-
     return checkpoints.write(
         tmp_path_factory.mktemp("llama") / "model",
         checkpoints.LLAMA,

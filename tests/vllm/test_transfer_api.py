@@ -20,9 +20,8 @@ def update(llm: LLM, *session_ids: str, version: str = "new") -> None:
     llm.finish_weight_update(version)
 
 
-def test_vllm_commits_what_was_sent(llama: Path, tmp_path: Path) -> None:
+def test_vllm_commits_what_was_sent(llama: Path, new: checkpoints.Tensors, tmp_path: Path) -> None:
     """A session that was filled over gRPC goes live by vLLM's own calls, with its version."""
-    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
     with running(llama) as llm, Fleet([address_of(llm)]) as fleet:
         llm.init_weight_transfer_engine({"init_info": {}})
 
@@ -39,9 +38,8 @@ def test_vllm_commits_what_was_sent(llama: Path, tmp_path: Path) -> None:
         assert generate(llm) == seen
 
 
-def test_errors_come_back_and_the_engine_lives(llama: Path) -> None:
+def test_errors_come_back_and_the_engine_lives(llama: Path, new: checkpoints.Tensors) -> None:
     """Commits of nothing, of an unknown and of an unfinished session fail with the reason."""
-    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
     with running(llama) as llm, Fleet([address_of(llm)]) as fleet:
         before = generate(llm)
         with pytest.raises(SessionStateError, match="no session holds the verifier"):

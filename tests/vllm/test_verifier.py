@@ -16,7 +16,7 @@ from weightsync.core.errors import (
     EngineUnavailableError,
     UnknownTensorError,
 )
-from weightsync.core.types import CastPolicy, Scope, Target
+from weightsync.core.types import CacheReset, CastPolicy, Scope, Target
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -79,11 +79,22 @@ def test_weights_are_rounded_as_vllm_rounds_them(tmp_path: Path, weights: str) -
         assert generate(llm) == updated
 
 
+def test_a_compiled_model_sees_new_weights(
+    llama: Path, new: checkpoints.Tensors, tmp_path: Path
+) -> None:
+    """Graphs that were compiled at start use the weights that came later."""
+    with running(llama, enforce_eager=False) as llm:
+        before = generate(llm)
+        push(llm, new, "new")
+        after = generate(llm)
+    with running(checkpoints.write(tmp_path / "new", checkpoints.LLAMA, new)) as llm:
+        assert generate(llm) == after != before
+
+
 def test_a_failed_commit_leaves_the_old_tokens(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, new: checkpoints.Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a module can't be packed anew, every module holds the old weights again."""
-    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
     with running(llama) as llm:
         before = generate(llm)
         method = worker_of(llm).get_model().model.layers[1].mlp.down_proj.quant_method
@@ -102,9 +113,8 @@ def test_a_failed_commit_leaves_the_old_tokens(
         assert generate(llm) != before
 
 
-def test_nothing_is_replaced(llama: Path, weights: str) -> None:
+def test_nothing_is_replaced(llama: Path, new: checkpoints.Tensors, weights: str) -> None:
     """Parameters keep their identity and their memory through commits."""
-    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
     with running(llama) as llm:
         model = worker_of(llm).get_model()
         before = _places(model)
@@ -147,15 +157,35 @@ def test_another_architecture_is_refused(llama: Path) -> None:
         assert generate(llm) == before
 
 
-def test_a_sleeping_engine_takes_no_update(llama: Path) -> None:
+def test_a_sleeping_engine_takes_no_update(llama: Path, new: checkpoints.Tensors) -> None:
     """While vLLM sleeps a session is refused; afterwards it is taken."""
-    new = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 2)
     with running(llama) as llm:
         llm.collective_rpc("sleep", args=(1,))
         with pytest.raises(EngineUnavailableError, match="sleeps"):
             push(llm, new, "new")
         llm.collective_rpc("wake_up")
         push(llm, new, "new")
+
+
+def test_old_prefixes_are_used_until_the_cache_is_reset(
+    llama: Path, new: checkpoints.Tensors, tmp_path: Path
+) -> None:
+    """The answer of a commit says that the prefix cache is old; reset, tokens are right again."""
+    long = [[(7 * i) % 500 + 3 for i in range(70)]]
+    options = {"enable_prefix_caching": True, "block_size": 32}
+    with running(llama, **options) as llm, Fleet([address_of(llm)]) as fleet:
+        generate(llm, long)
+        with fleet.update(version="new") as session:
+            session.push(new)
+            report = session.finish()
+        commit = report.workers[0].commit
+        assert commit is not None
+        assert commit.cache_reset is CacheReset.FAILED
+        stale = generate(llm, long)
+        llm.reset_prefix_cache()
+        after = generate(llm, long)
+    with running(checkpoints.write(tmp_path / "new", checkpoints.LLAMA, new)) as llm:
+        assert generate(llm, long) == after != stale
 
 
 def _all_differ(tokens: Sequence[object]) -> bool:

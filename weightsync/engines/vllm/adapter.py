@@ -92,7 +92,7 @@ class VllmEngine:
         """
         config: VllmConfig = worker.vllm_config
         self._config = config
-        self._agree: Callable[[], None] | None = None
+        self._agree: Callable[[str], None] = _nothing
         self._shadows = Shadows()
         self._derived = Derived(self._shadows)
         self._gate = WorkerGate(worker, num_ranks=config.parallel_config.world_size_across_dp)
@@ -126,8 +126,9 @@ class VllmEngine:
         parallel = self._config.parallel_config
         tp, pp = get_tp_group(), get_pp_group()
         return Coordinates(
-            rank=parallel.rank,
-            world_size=parallel.world_size,
+            # As vLLM counts ranks where it takes one value for each.
+            rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+            world_size=parallel.world_size_across_dp,
             tp_rank=tp.rank_in_group,
             tp_size=tp.world_size,
             pp_rank=pp.rank_in_group,
@@ -147,13 +148,16 @@ class VllmEngine:
         return self._gate
 
     @contextmanager
-    def agreeing(self, agree: Callable[[], None]) -> Iterator[None]:
-        """Ask before a commit within the block is final; what `agree` raises takes it back."""
+    def agreeing(self, agree: Callable[[str], None]) -> Iterator[None]:
+        """Ask before a commit within the block is final; what `agree` raises takes it back.
+
+        It is called with what went wrong here, or with nothing.
+        """
         self._agree = agree
         try:
             yield
         finally:
-            self._agree = None
+            self._agree = _nothing
 
     def committed(self, written: Written) -> CacheReset:
         """Make anew what the written parameters feed.
@@ -161,16 +165,23 @@ class VllmEngine:
         The prefix cache belongs to vLLM's scheduler, in another process: it is for the caller to
         reset, and so the answer is `FAILED` where there is one.
         """
-        with set_current_vllm_config(self._config):
-            self._derived.rebuild(
-                self._targets[target].slots[name]
-                for target, names in written.items()
-                for name in names
-            )
-        if self._agree is not None:
-            self._agree()
+        try:
+            with set_current_vllm_config(self._config):
+                self._derived.rebuild(
+                    self._targets[target].slots[name]
+                    for target, names in written.items()
+                    for name in names
+                )
+        except Exception as error:
+            self._agree(str(error))
+            raise
+        self._agree("")
         cached = self._config.cache_config.enable_prefix_caching
         return CacheReset.FAILED if cached else CacheReset.NONE
+
+
+def _nothing(_trouble: str) -> None:
+    """Agree with nobody: there are no others."""
 
 
 def _layout(

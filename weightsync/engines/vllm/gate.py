@@ -13,6 +13,9 @@ from weightsync.core.errors import EngineUnavailableError, UnsupportedError
 from weightsync.core.types import Target
 from weightsync.engines.gate import StepGate
 
+# How long a commit may keep vLLM from going to sleep, in seconds.
+_SLEEP_TIMEOUT = 60.0
+
 # Whole calls in which models run, beside the two halves of a step.
 _WHOLE = ("determine_available_memory", "compile_or_warm_up_model", "execute_dummy_batch")
 
@@ -137,7 +140,7 @@ class WorkerGate(StepGate):
 
     def _sleeps(self, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
         with self._changed:
-            self._wait_idle(0.0)
+            self._wait_idle(_SLEEP_TIMEOUT)
             self._asleep = True
         return inner(*args, **kwargs)
 

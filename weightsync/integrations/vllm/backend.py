@@ -8,13 +8,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 
-from weightsync.core.errors import SessionStateError
+from weightsync.core.errors import SessionStateError, WeightSyncError
 from weightsync.core.rankfile import RankFile
 from weightsync.core.types import Target
 from weightsync.engines.vllm.adapter import VllmEngine
@@ -76,7 +77,8 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         super().__init__(config, vllm_config, device, model)
         settings = WorkerSettings.read(vllm_config.additional_config)
-        self._engine = VllmEngine(worker_of(model))
+        self._worker = worker_of(model)
+        self._engine = VllmEngine(self._worker)
         place = self._engine.coordinates
         worker = Worker(self._engine, limits=settings.limits)
         log = make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
@@ -104,7 +106,21 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         Raises:
             WeightSyncError: see `collective.commit`.
         """
-        commit(self.server.worker, self._engine, lambda: update_info.session_id or self._holder())
+        group = get_world_group()
+        try:
+            commit(
+                self.server.worker,
+                self._engine,
+                lambda: update_info.session_id or self._holder(),
+                group.cpu_group,
+            )
+        except WeightSyncError:
+            # vLLM reads answers of ranks up to the first error, and takes what it has not read for
+            # answers to its next call. So the last rank tells of what is an error on all of them.
+            if group.rank_in_group + 1 == group.world_size:
+                raise
+            self._worker._weight_update_active = False  # noqa: SLF001 - as vLLM does on an error
+            self.reset_weight_update_target()
 
     def finish_weight_update(self) -> None:
         """Do nothing: a commit is whole, or was taken back."""

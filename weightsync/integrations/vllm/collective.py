@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from vllm.distributed.parallel_state import get_world_group
+import torch.distributed as dist
 
 from weightsync.core.errors import EngineUnavailableError
 from weightsync.engines.vllm.adapter import VllmEngine
@@ -13,13 +12,16 @@ from weightsync.integrations.vllm.ballot import Ballot
 from weightsync.server.worker import Worker
 
 
-def commit(worker: Worker, engine: VllmEngine, find_session: Callable[[], str]) -> None:
+def commit(
+    worker: Worker, engine: VllmEngine, find_session: Callable[[], str], group: dist.ProcessGroup
+) -> None:
     """Make a session live on this rank, if all other ranks do so with theirs.
 
     Args:
         worker: This rank's.
         engine: The engine of that worker.
         find_session: Returns this rank's session.
+        group: All ranks, in host memory.
 
     Raises:
         WeightSyncError: as FinishWeightUpdate in the contract, on the rank that had the trouble.
@@ -27,48 +29,43 @@ def commit(worker: Worker, engine: VllmEngine, find_session: Callable[[], str]) 
         CommitRolledBackError: another rank could not switch; the old version is back.
     """
     with engine.gate.driven():
-        session_id = _all_ready(worker, find_session)
-        with _all_or_none(worker, engine):
-            worker.finish(session_id)
+        session_id = _all_ready(worker, find_session, Ballot(group))
+        _all_or_none(worker, engine, session_id, Ballot(group))
 
 
-def _all_ready(worker: Worker, find_session: Callable[[], str]) -> str:
-    ballot = _ballot()
+def _all_ready(worker: Worker, find_session: Callable[[], str], ballot: Ballot) -> str:
     try:
         session_id = find_session()
         worker.prepare(session_id)
-    except BaseException:
-        ballot.cast(ok=False)
+    except Exception as error:
+        ballot.cast(str(error))
         raise
-    if not ballot.cast(ok=True):
+    if troubles := ballot.cast():
         raise EngineUnavailableError(
-            "another rank is not ready to commit, so that nothing was changed here; its own error"
-            " says why"
+            f"not all ranks are ready to commit, and nothing was changed: {'; '.join(troubles)}"
         )
     return session_id
 
 
-@contextmanager
-def _all_or_none(worker: Worker, engine: VllmEngine) -> Iterator[None]:
-    ballot = _ballot()
-
-    def agree() -> None:
-        if not ballot.cast(ok=True):
-            raise EngineUnavailableError("another rank could not switch")
+def _all_or_none(worker: Worker, engine: VllmEngine, session_id: str, ballot: Ballot) -> None:
+    def agree(trouble: str) -> None:
+        if ballot.over:
+            return  # it is being taken back
+        troubles = ballot.cast(trouble)
+        if troubles and not trouble:
+            raise EngineUnavailableError(f"not all ranks could switch: {'; '.join(troubles)}")
 
     def give_up(step: str, _facts: dict[str, object]) -> None:
         if step == "rollback.started":
-            ballot.cast(ok=False)
+            ballot.cast("its weights could not be written")
 
     remove = worker.trace.add(give_up)
     try:
         with engine.agreeing(agree):
-            yield
+            worker.finish(session_id)
+    except Exception as error:
+        # Who was refused before the first write must not let the others wait.
+        ballot.cast(str(error))
+        raise
     finally:
         remove()
-        # Who was refused before the first write must not let the others wait.
-        ballot.cast(ok=False)
-
-
-def _ballot() -> Ballot:
-    return Ballot(get_world_group().cpu_group)
