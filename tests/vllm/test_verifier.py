@@ -167,25 +167,43 @@ def test_a_sleeping_engine_takes_no_update(llama: Path, new: checkpoints.Tensors
         push(llm, new, "new")
 
 
-def test_old_prefixes_are_used_until_the_cache_is_reset(
+LONG = [[(7 * i) % 500 + 3 for i in range(70)]]
+CACHED = {"enable_prefix_caching": True, "block_size": 32}
+
+
+def test_no_prefix_of_old_weights_is_used(
     llama: Path, new: checkpoints.Tensors, tmp_path: Path
 ) -> None:
-    """The answer of a commit says that the prefix cache is old; reset, tokens are right again."""
-    long = [[(7 * i) % 500 + 3 for i in range(70)]]
-    options = {"enable_prefix_caching": True, "block_size": 32}
-    with running(llama, **options) as llm, Fleet([address_of(llm)]) as fleet:
-        generate(llm, long)
-        with fleet.update(version="new") as session:
-            session.push(new)
-            report = session.finish()
-        commit = report.workers[0].commit
-        assert commit is not None
-        assert commit.cache_reset is CacheReset.FAILED
-        stale = generate(llm, long)
-        llm.reset_prefix_cache()
-        after = generate(llm, long)
+    """A commit resets vLLM's prefix cache before the next request, and says so."""
+    with running(llama, **CACHED) as llm, Fleet([address_of(llm)]) as fleet:
+        generate(llm, LONG)
+        assert cache_reset(fleet, new) is CacheReset.DONE
+        after = generate(llm, LONG)
     with running(checkpoints.write(tmp_path / "new", checkpoints.LLAMA, new)) as llm:
-        assert generate(llm, long) == after != stale
+        assert generate(llm, LONG) == after
+
+
+def test_the_cache_may_be_left_to_the_caller(llama: Path, new: checkpoints.Tensors) -> None:
+    """Who resets the cache himself is told that it is old, and has wrong tokens until then."""
+    config = {"weightsync": {"cache_after_commit": "keep"}}
+    with (
+        running(llama, additional_config=config, **CACHED) as llm,
+        Fleet([address_of(llm)]) as fleet,
+    ):
+        generate(llm, LONG)
+        assert cache_reset(fleet, new) is CacheReset.FAILED
+        stale = generate(llm, LONG)
+        llm.reset_prefix_cache()
+        assert generate(llm, LONG) != stale
+
+
+def cache_reset(fleet: Fleet, tensors: Tensors) -> CacheReset:
+    """Commit all tensors, and return what became of the cache."""
+    with fleet.update(version="new") as session:
+        session.push(tensors)
+        commit = session.finish().workers[0].commit
+    assert commit is not None
+    return commit.cache_reset
 
 
 def _all_differ(tokens: Sequence[object]) -> bool:

@@ -80,18 +80,27 @@ class VllmEngine:
     """
 
     name = "vllm"
+    reset_prefix_cache: Callable[[], bool]
 
-    def __init__(self, worker: Any) -> None:  # noqa: ANN401 - the worker class of any device
+    def __init__(
+        self,
+        worker: Any,  # noqa: ANN401 - the worker class of any device
+        reset_cache: Callable[[], bool] | None = None,
+    ) -> None:
         """Learn how checkpoints become parameters, and put the worker under the gate.
 
         Args:
             worker: `vllm.v1.worker.gpu_worker.Worker` or a subclass, after `load_model`.
+            reset_cache: Drops prefixes that were computed with old weights; returns whether it
+                does. They belong to vLLM's scheduler, in another process.
 
         Raises:
             UnsupportedError: a model loads its weights in a way that can't be followed.
         """
         config: VllmConfig = worker.vllm_config
         self._config = config
+        if reset_cache is not None:
+            self.reset_prefix_cache = reset_cache
         self._agree: Callable[[str], None] = _nothing
         self._shadows = Shadows()
         self._derived = Derived(self._shadows)
@@ -160,11 +169,7 @@ class VllmEngine:
             self._agree = _nothing
 
     def committed(self, written: Written) -> CacheReset:
-        """Make anew what the written parameters feed.
-
-        The prefix cache belongs to vLLM's scheduler, in another process: it is for the caller to
-        reset, and so the answer is `FAILED` where there is one.
-        """
+        """Make anew what the written parameters feed, and reset the prefix cache."""
         try:
             with set_current_vllm_config(self._config):
                 self._derived.rebuild(
@@ -176,8 +181,10 @@ class VllmEngine:
             self._agree(str(error))
             raise
         self._agree("")
-        cached = self._config.cache_config.enable_prefix_caching
-        return CacheReset.FAILED if cached else CacheReset.NONE
+        if not self._config.cache_config.enable_prefix_caching:
+            return CacheReset.NONE
+        done = hasattr(self, "reset_prefix_cache") and self.reset_prefix_cache()
+        return CacheReset.DONE if done else CacheReset.FAILED
 
 
 def _nothing(_trouble: str) -> None:

@@ -20,8 +20,9 @@ from weightsync.core.rankfile import RankFile
 from weightsync.core.types import Target
 from weightsync.engines.vllm.adapter import VllmEngine
 from weightsync.integrations.vllm.collective import commit
+from weightsync.integrations.vllm.epoch import Epoch
 from weightsync.integrations.vllm.plugin import worker_of
-from weightsync.integrations.vllm.settings import WorkerSettings
+from weightsync.integrations.vllm.settings import CacheAfterCommit, WorkerSettings
 from weightsync.server.logs import LogFormat, make_logger
 from weightsync.server.server import Server
 from weightsync.server.worker import Worker
@@ -78,7 +79,9 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         settings = WorkerSettings.read(vllm_config.additional_config)
         self._worker = worker_of(model)
-        self._engine = VllmEngine(self._worker)
+        self._epoch = Epoch(vllm_config.instance_id)
+        reset = settings.cache_after_commit is CacheAfterCommit.RESET
+        self._engine = VllmEngine(self._worker, self._tell_scheduler if reset else None)
         place = self._engine.coordinates
         worker = Worker(self._engine, limits=settings.limits)
         log = make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
@@ -128,6 +131,13 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
     def shutdown(self) -> None:
         """Stop the service; sessions that are open then are dropped."""
         self.server.stop(self._grace)
+        self._epoch.remove()
+
+    def _tell_scheduler(self) -> bool:
+        # One rank for all: they switch together, and each one's word would cost a reset.
+        if self.parallel_config.rank == 0:
+            self._epoch.advance()
+        return True
 
     def _holder(self) -> str:
         target = Target.VERIFIER if self.model is self._default_model else Target.DRAFT

@@ -6,6 +6,8 @@ import functools
 import weakref
 from typing import Any
 
+from weightsync.integrations.vllm.scheduler import watch_weights
+
 BACKEND = "weightsync"
 
 # Typed loosely, as importing vLLM's classes for the types would import half of vLLM.
@@ -13,10 +15,11 @@ _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register() -> None:
-    """Make the backend known to vLLM, and note workers as they are made. Idempotent."""
+    """Make the backend known, note workers, let schedulers watch the weights. Idempotent."""
     from vllm.distributed.weight_transfer.factory import (  # noqa: PLC0415 - only in vLLM
         WeightTransferEngineFactory,
     )
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
 
     known = WeightTransferEngineFactory._registry  # noqa: SLF001 - to register twice is an error
@@ -25,6 +28,7 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(
         BACKEND, "weightsync.integrations.vllm.backend", "WeightSyncBackend"
     )
+    watch_weights(Scheduler, BACKEND)
     made = WorkerBase.__init__
 
     @functools.wraps(made)

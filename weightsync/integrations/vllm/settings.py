@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,13 @@ from weightsync.server.settings import ServerConfig, ServerSettings
 _RANK = "{rank}"
 
 
+class CacheAfterCommit(enum.Enum):
+    """What becomes of vLLM's prefix cache when the weights have changed."""
+
+    RESET = "reset"
+    KEEP = "keep"
+
+
 class WorkerSettings(ServerSettings):
     """A server's settings and one more, from `additional_config["weightsync"]` or the environment.
 
@@ -22,7 +30,9 @@ class WorkerSettings(ServerSettings):
     With several ranks a fixed TCP port can't be had; leave the port 0 and read it from `directory`.
 
     Attributes beyond `ServerSettings`:
-        directory: Where each rank writes down its address; see `publish`. None: nowhere.
+        directory: Where each rank writes down its address; see `RankFile`. None: nowhere.
+        cache_after_commit: What becomes of the prefix cache; `keep` is for those who reset it
+            themselves.
     """
 
     model_config = SettingsConfigDict(
@@ -30,6 +40,7 @@ class WorkerSettings(ServerSettings):
     )
 
     directory: Path | None = None
+    cache_after_commit: CacheAfterCommit = CacheAfterCommit.RESET
 
     @classmethod
     def read(cls, additional_config: object) -> WorkerSettings:
