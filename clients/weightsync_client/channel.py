@@ -52,7 +52,7 @@ def _options(address: str) -> Options:
         ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.service_config", _service_config()),
         # Channels with equal options would share one connection.
         ("weightsync.channel", next(_numbers)),

@@ -15,7 +15,7 @@ from weightsync_client.names import NameMapping
 from weightsync_client.phases import abort_all, concurrently, finish_all, first_error, prepare_all
 from weightsync_client.planner import Planner, Rows
 from weightsync_client.progress import Meter, Progress
-from weightsync_client.report import FleetError, FleetReport
+from weightsync_client.report import FleetError, FleetReport, Outcome
 from weightsync_client.router import Router, Workers
 from weightsync_client.sources import Source, is_stable, shards
 
@@ -147,7 +147,8 @@ class Session:
                 called with their ids, by worker, when all are prepared.
 
         Raises:
-            WeightSyncError: a worker was not ready; all were aborted and keep what they hold.
+            WeightSyncError: no worker has committed; all were aborted and keep what they hold. Or,
+                with one worker, it can't be reached to tell.
             FleetError: some workers have committed, others have not.
             Exception: what `commit` raised; sessions that it has not committed were aborted.
         """
@@ -179,6 +180,11 @@ class Session:
         if error is None or self._report.committed:
             self._ended = "committed"
             return self._report
+        if all(worker.outcome is Outcome.NOT_COMMITTED for worker in workers):
+            # Nobody waits for the second phase of a commit that nobody has made.
+            self._ended = "aborted"
+            abort_all(self._members, f"not committed: {error}")
+            raise error
         if len(self._members) == 1:
             raise error
         raise FleetError(self._report) from error

@@ -20,11 +20,13 @@ from tests.client.live import Proxy, Tiny, bits, tiny  # noqa: E402
 from weightsync.core.errors import (  # noqa: E402
     BaseVersionMismatchError,
     CommitRolledBackError,
+    EngineUnavailableError,
     IncompleteError,
     TargetBusyError,
 )
 from weightsync.core.trace import Trace  # noqa: E402
-from weightsync.core.types import Scope, SessionState, Target  # noqa: E402
+from weightsync.core.types import Limits, Scope, SessionState, Target  # noqa: E402
+from weightsync.engines.modules import ModuleEngine  # noqa: E402
 from weightsync.server.serve import serve  # noqa: E402
 from weightsync.server.server import Server  # noqa: E402
 
@@ -141,6 +143,22 @@ def test_an_engine_that_can_not_commit_leaves_no_session(site: Site) -> None:
     with pytest.raises(RuntimeError, match="has died"):
         session.finish(commit)
     assert all(not w.info().targets[0].session_id for w in site.fleet.workers)
+
+
+def test_a_commit_that_nobody_made_leaves_no_session() -> None:
+    """An engine that reaches no step boundary fails the push, and its worker is free again."""
+    engine = ModuleEngine(tiny(0))
+    with (
+        serve(engine=engine, limits=Limits(gate_timeout=0.05)) as server,
+        Fleet([server.address]) as fleet,
+    ):
+        with (
+            engine.gate.step(Target.VERIFIER),
+            pytest.raises(EngineUnavailableError),
+        ):
+            push_model(fleet, SOURCE, version="v1", options=SendOptions(patience=0.1))
+        assert not fleet.workers[0].info().targets[0].session_id
+        push_model(fleet, SOURCE, version="v2")
 
 
 def test_a_worker_lost_between_the_phases_is_repaired_by_finishing_again(site: Site) -> None:

@@ -62,7 +62,8 @@ def test_generation_is_held_from_start_to_end() -> None:
 
     def forward() -> torch.Tensor:
         begun.set()
-        return verifier(TOKENS)
+        logits: torch.Tensor = verifier(TOKENS)
+        return logits
 
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(forward)
@@ -104,7 +105,7 @@ def test_a_session_that_does_not_finish_quarantines(end: str) -> None:
     push(worker, session.session_id, Target.DRAFT, own)
     worker.finish(session.session_id)
     draft(TOKENS)
-    assert worker.serving
+    assert {s.state for s in worker.info().targets} == {TargetState.READY}
     worker.close()
 
 

@@ -96,7 +96,7 @@ def test_readers_are_bounded(models: tuple[Tiny, Tiny]) -> None:
     with pytest.raises(TooManyStreamsError):
         next(worker.reader.tensors([VERIFIER]))
     first.close()  # type: ignore[attr-defined]
-    assert next(worker.reader.tensors([VERIFIER]))
+    assert next(worker.reader.tensors([VERIFIER])).target is VERIFIER
     worker.close()
 
 

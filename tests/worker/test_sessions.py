@@ -353,9 +353,10 @@ def test_a_closing_worker_waits_for_a_session_that_is_finishing() -> None:
 def test_the_missing_list_is_paged(worker: Worker) -> None:
     """Pages, one after the other, are the whole list, each tensor once per storage."""
     session = worker.start(request(VERIFIER, DRAFT))
-    names, start = [], 0
+    names: list[str] = []
+    start: int | None = 0
     while start is not None:
-        page, start = worker.missing(session.session_id, start, 3)  # type: ignore[assignment]
+        page, start = worker.missing(session.session_id, start, 3)
         assert len(page) <= 3
         names += [str(m.target) + ":" + m.name for m in page]
     assert len(names) == len(set(names)) == 12

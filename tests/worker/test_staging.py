@@ -60,7 +60,7 @@ class Holder(nn.Module):
 
 def worker_of(module: nn.Module, **limits: int) -> Worker:
     """Return a worker of one module."""
-    return Worker(ModuleEngine(module), limits=Limits(**limits))  # type: ignore[arg-type]
+    return Worker(ModuleEngine(module), limits=Limits(**limits))
 
 
 @pytest.mark.parametrize("cut", [None, 1, 7, 64])
@@ -134,7 +134,7 @@ def test_shards_of_any_form_complete_a_tensor() -> None:
             part = pieces(VERIFIER, "w", new[region.slices], region=region, shape=(6, 8), cut=5)
             send(worker, session.session_id, [[piece] for piece in part])
     worker.finish(session.session_id)
-    assert same_bits(module.w, new)
+    assert same_bits(state(module)["w"], new)
     worker.close()
 
 
@@ -167,7 +167,7 @@ def test_two_regions_of_one_message_that_disagree_keep_nothing() -> None:
     assert worker.missing(session.session_id, 0, 10) == ([], None)
     push(worker, session.session_id, VERIFIER, {"w": torch.full((4,), 7.0)})
     worker.finish(session.session_id)
-    assert same_bits(module.w, torch.full((4,), 7.0))
+    assert same_bits(state(module)["w"], torch.full((4,), 7.0))
     worker.close()
 
 
@@ -258,7 +258,7 @@ def test_casts_that_a_session_allows(live: torch.dtype, sent: torch.dtype) -> No
         )
         send(worker, session.session_id, [[piece] for piece in part])
     worker.finish(session.session_id)
-    assert same_bits(module.w, values.to(live))
+    assert same_bits(state(module)["w"], values.to(live))
     worker.close()
 
 
@@ -341,7 +341,7 @@ def test_the_arena_limit_is_told_before_anything_is_sent() -> None:
     with pytest.raises(ArenaFullError):
         push(worker, session.session_id, VERIFIER, {"big": torch.ones(1000)})
     worker.finish(session.session_id)
-    assert same_bits(module.small, torch.ones(10))
+    assert same_bits(state(module)["small"], torch.ones(10))
     assert worker.staging_bytes == 0
     worker.close()
 
