@@ -38,7 +38,7 @@ def chunks(
                 session_id=session_id,
                 segments=[segment],
                 checksum_type=types.CHECKSUM_TYPE_XXH3_64,
-                checksum=xxhash.xxh3_64_intdigest(payload),
+                checksum=xxhash.xxh3_64_intdigest(segment.SerializeToString() + payload),
                 payload=payload,
             )
 

@@ -24,7 +24,6 @@ from weightsync.core.views import (
 from weightsync.v1 import weight_sync_pb2 as pb
 from weightsync.v1.weight_sync_pb2_grpc import WeightSyncStub
 from weightsync.wire import answers
-from weightsync.wire.checksum import check
 from weightsync.wire.chunk import Chunk, parse_read_chunk
 from weightsync.wire.convert import targets_to_proto
 from weightsync.wire.requests import update_request_to_proto
@@ -165,7 +164,7 @@ class Worker:
         )
         request = pb.ReadWeightsRequest(target=wanted, names=names)
         for chunk in self._each(call(request), self.timeout):
-            check(chunk.checksum_type, chunk.checksum, chunk.payload)
+            chunk.check()
             yield chunk
 
     def watch(self, after_sequence: int = 0) -> Iterator[Event]:

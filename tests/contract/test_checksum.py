@@ -39,19 +39,19 @@ def test_pieces_have_the_checksum_of_the_whole(parts: list[bytes], kind: Checksu
 def test_one_flipped_bit_is_noticed(kind: ChecksumType, data: bytes, bit: int) -> None:
     """A payload that differs in one bit is refused, the right one is taken."""
     expected = checksum(kind, [data])
-    check(kind, expected, memoryview(data))
+    check(kind, expected, [memoryview(data)])
     changed = bytearray(data)
     changed[bit // 8 % len(data)] ^= 1 << bit % 8
     with pytest.raises(ChecksumMismatchError, match="send the message again"):
-        check(kind, expected, changed)
+        check(kind, expected, [changed])
 
 
 def test_the_upper_half_of_a_crc_is_zero() -> None:
     """A 32-bit checksum with other upper bits is a wrong one."""
     with pytest.raises(ChecksumMismatchError):
-        check(ChecksumType.CRC32C, 0xE3069283 | 1 << 32, b"123456789")
+        check(ChecksumType.CRC32C, 0xE3069283 | 1 << 32, [b"123456789"])
 
 
 def test_without_a_checksum_everything_passes() -> None:
     """A caller who said NONE is not asked for a value."""
-    check(ChecksumType.NONE, 7, b"anything")
+    check(ChecksumType.NONE, 7, [b"anything"])

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from tests.contract import strategies
 from weightsync.core.dtypes import DType
-from weightsync.core.errors import InvalidRequestError, MalformedPayloadError
+from weightsync.core.errors import (
+    ChecksumMismatchError,
+    InvalidRequestError,
+    MalformedPayloadError,
+    WeightSyncError,
+)
 from weightsync.core.regions import Region
 from weightsync.core.types import ChecksumType, Limits, Segment, Target
 from weightsync.v1 import types_pb2
@@ -47,8 +52,8 @@ PART_HEX = (
 CHUNK_HEX = (
     "0a 02 73 31"  # session_id "s1"
     f"  12 0e {WHOLE_HEX}  12 1f {PART_HEX}"  # segments
-    "  18 03"  # checksum_type CRC32C
-    "  21 e6 c8 dd cb 00 00 00 00"  # checksum
+    "  18 04"  # checksum_type CRC32C
+    "  21 b8 15 d9 7e 00 00 00 00"  # checksum
     "  7a 05 01 02 03 04 ff"  # payload
 )
 READ_HEX = (
@@ -64,7 +69,6 @@ def as_message(segments: list[Segment], payload: bytes, kind: ChecksumType) -> U
     message = UpdateWeightsRequest(
         session_id="s1",
         checksum_type=types_pb2.ChecksumType.ValueType(kind.value),
-        checksum=checksum(kind, [payload]),
         payload=payload,
     )
     for segment in segments:
@@ -80,6 +84,8 @@ def as_message(segments: list[Segment], payload: bytes, kind: ChecksumType) -> U
         if segment.region.sizes != segment.shape:
             added.region.offsets.extend(segment.region.offsets)
             added.region.sizes.extend(segment.region.sizes)
+    table = b"".join(segment.SerializeToString() for segment in message.segments)
+    message.checksum = checksum(kind, [table + payload])
     return message
 
 
@@ -90,7 +96,7 @@ def test_the_bytes_of_a_chunk_are_those_written_down() -> None:
     chunk = parse_chunk(bytes.fromhex(CHUNK_HEX), LIMITS)
     assert chunk.session_id == "s1"
     assert chunk.segments == (WHOLE, PART)
-    assert (chunk.checksum_type, chunk.checksum) == (ChecksumType.CRC32C, 0xCBDDC8E6)
+    assert (chunk.checksum_type, chunk.checksum) == (ChecksumType.CRC32C, 0x7ED915B8)
     assert bytes(chunk.payload) == b"\1\2\3\4\xff"
 
 
@@ -290,3 +296,25 @@ def test_control_bytes_in_a_payload_are_data() -> None:
     segment = Segment(Target.VERIFIER, "t", DType.UINT8, (16,), Region((0,), (16,)), 0, 16)
     data = serialize_chunk("s1", [segment], [payload], ChecksumType.XXH3_64)
     assert bytes(parse_chunk(data, LIMITS).payload) == payload
+
+
+@given(
+    drawn=strategies.payloads(),
+    kind=st.sampled_from([ChecksumType.XXH3_64, ChecksumType.CRC32C]),
+    bit=st.integers(0),
+)
+def test_a_flipped_bit_of_the_table_is_noticed(
+    drawn: tuple[list[Segment], list[bytes]], kind: ChecksumType, bit: int
+) -> None:
+    """A chunk whose offset, region or name changed on its way is not taken for what was sent."""
+    segments, buffers = drawn
+    data = bytearray(serialize_chunk("", segments, buffers, kind))
+    end = len(data) - sum(map(len, buffers))
+    data[bit // 8 % end] ^= 1 << bit % 8
+    try:
+        chunk = parse_chunk(bytes(data), LIMITS)
+    except WeightSyncError:
+        return
+    if (chunk.segments, chunk.checksum_type) != (tuple(segments), kind):
+        with pytest.raises(ChecksumMismatchError):
+            chunk.check()

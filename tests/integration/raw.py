@@ -124,10 +124,13 @@ def chunk(
         "session_id": session_id,
         "segments": [segment(target, name, tensor) for name, tensor in tensors.items()],
         "checksum_type": types_pb2.CHECKSUM_TYPE_XXH3_64,
-        "checksum": xxh3_64_intdigest(changed.get("payload", payload)),
         "payload": payload,
     }
-    return weight_sync_pb2.UpdateWeightsRequest(**(fields | changed))
+    message = weight_sync_pb2.UpdateWeightsRequest(**(fields | changed))
+    if "checksum" not in changed:
+        table = b"".join(segment.SerializeToString() for segment in message.segments)
+        message.checksum = xxh3_64_intdigest(table + message.payload)
+    return message
 
 
 def bits(tensor: torch.Tensor) -> bytes:

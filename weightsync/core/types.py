@@ -103,7 +103,7 @@ class ChecksumType(enum.Enum):
 
     NONE = 1
     XXH3_64 = 2
-    CRC32C = 3
+    CRC32C = 4
 
 
 @dataclass(frozen=True, slots=True)

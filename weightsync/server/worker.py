@@ -34,7 +34,6 @@ from weightsync.server.reading import Reader
 from weightsync.server.reaper import Reaper
 from weightsync.server.switch import EngineSwitch
 from weightsync.server.update import StreamSink, Update
-from weightsync.wire import checksum
 from weightsync.wire.chunk import Chunk
 
 __all__ = ["EventStream", "Worker"]
@@ -220,7 +219,7 @@ class Worker:
             with lock:
                 session.check_open()
                 session.renew(time.monotonic())
-            checksum.check(chunk.checksum_type, chunk.checksum, chunk.payload)
+            chunk.check()
             # Set before the first byte moves: a write that fails half-way has touched, too.
             update.touched = update.touched or bool(chunk.segments)
             update.staging.write(chunk.segments, chunk.payload)

@@ -182,11 +182,13 @@ class _ChecksumTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """No checksum. The transport's own protection must be enough for the caller."""
     CHECKSUM_TYPE_XXH3_64: _ChecksumType.ValueType  # 2
     """XXH3, 64 bit, seed 0."""
-    CHECKSUM_TYPE_CRC32C: _ChecksumType.ValueType  # 3
+    CHECKSUM_TYPE_CRC32C: _ChecksumType.ValueType  # 4
     """CRC-32C (Castagnoli) in the low 32 bits."""
 
 class ChecksumType(_ChecksumType, metaclass=_ChecksumTypeEnumTypeWrapper):
-    """How a payload is protected against change on its way."""
+    """How a chunk, its table of segments and its payload, is protected against change on its way.
+    No flipped bit turns one of the values into another.
+    """
 
 CHECKSUM_TYPE_UNSPECIFIED: ChecksumType.ValueType  # 0
 """Never valid: a sender without a checksum says CHECKSUM_TYPE_NONE."""
@@ -194,7 +196,7 @@ CHECKSUM_TYPE_NONE: ChecksumType.ValueType  # 1
 """No checksum. The transport's own protection must be enough for the caller."""
 CHECKSUM_TYPE_XXH3_64: ChecksumType.ValueType  # 2
 """XXH3, 64 bit, seed 0."""
-CHECKSUM_TYPE_CRC32C: ChecksumType.ValueType  # 3
+CHECKSUM_TYPE_CRC32C: ChecksumType.ValueType  # 4
 """CRC-32C (Castagnoli) in the low 32 bits."""
 global___ChecksumType = ChecksumType
 

@@ -405,9 +405,11 @@ class UpdateWeightsRequest(google.protobuf.message.Message):
     session_id: builtins.str
     """The session. MUST be set in the first message of a stream; later ones MAY leave it empty."""
     checksum_type: weightsync.v1.types_pb2.ChecksumType.ValueType
-    """How the payload is protected."""
+    """How the segments and the payload are protected."""
     checksum: builtins.int
-    """The checksum of the payload."""
+    """The checksum of the serialized segments, one after the other and without their tags and
+    lengths, followed by the payload.
+    """
     payload: builtins.bytes
     """The bytes of the segments, one after the other."""
     @property
@@ -855,9 +857,9 @@ class ReadWeightsResponse(google.protobuf.message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     checksum_type: weightsync.v1.types_pb2.ChecksumType.ValueType
-    """How the payload is protected."""
+    """How the segments and the payload are protected."""
     checksum: builtins.int
-    """The checksum of the payload."""
+    """The checksum, as in UpdateWeightsRequest."""
     weight_version: builtins.str
     """What the target holds."""
     payload: builtins.bytes

@@ -1,4 +1,4 @@
-"""Checksums of payloads."""
+"""Checksums of chunks: of the table of segments and the payload."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def checksum(kind: ChecksumType, buffers: Iterable[Buffer]) -> int:
     return value
 
 
-def check(kind: ChecksumType, expected: int, payload: Buffer) -> None:
-    """Compare a payload with the checksum that came with it; `NONE` accepts everything.
+def check(kind: ChecksumType, expected: int, buffers: Iterable[Buffer]) -> None:
+    """Compare what arrived with the checksum that came with it; `NONE` accepts everything.
 
     Raises:
-        ChecksumMismatchError: the payload is not what was sent.
+        ChecksumMismatchError: it is not what was sent.
     """
     if kind is ChecksumType.NONE:
         return
-    actual = checksum(kind, (payload,))
+    actual = checksum(kind, buffers)
     if actual != expected:
         raise ChecksumMismatchError(
-            f"the payload arrived changed: its {kind.name} is {actual:#x}, "
+            f"the message arrived changed: its {kind.name} is {actual:#x}, "
             f"the message says {expected:#x}; send the message again"
         )

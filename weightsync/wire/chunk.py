@@ -14,7 +14,7 @@ from weightsync.core.errors import InvalidRequestError, MalformedPayloadError
 from weightsync.core.types import ChecksumType, Limits, Segment
 from weightsync.v1.types_pb2 import ChecksumType as ChecksumTypeProto
 from weightsync.v1.weight_sync_pb2 import ReadWeightsResponse, UpdateWeightsRequest
-from weightsync.wire.checksum import checksum
+from weightsync.wire.checksum import check, checksum
 from weightsync.wire.convert import enum_from_proto, parse_message
 from weightsync.wire.segment import segment_reader, serialize_segment
 from weightsync.wire.tags import LENGTH_DELIMITED, fields, write_varint
@@ -37,10 +37,11 @@ class Chunk:
     Attributes:
         session_id: The session; empty where the stream has named it before, and in reads.
         segments: What the payload holds; their lengths add up to the payload's.
-        checksum_type: How the payload is protected; it has not been compared yet.
+        checksum_type: How the chunk is protected; see `check`.
         checksum: The checksum that the sender computed.
         payload: The bytes, read-only, within the message as it was received.
         weight_version: What the target holds; in reads only.
+        table: The bytes of the segments as they were received, one after the other.
     """
 
     session_id: str
@@ -49,6 +50,15 @@ class Chunk:
     checksum: int
     payload: memoryview
     weight_version: str = ""
+    table: bytes = b""
+
+    def check(self) -> None:
+        """Compare the segments and the payload with the checksum; parsing has not done so.
+
+        Raises:
+            ChecksumMismatchError: the chunk is not what was sent.
+        """
+        check(self.checksum_type, self.checksum, (self.table, self.payload))
 
 
 def parse_chunk(data: bytes, limits: Limits) -> Chunk:
@@ -63,7 +73,7 @@ def parse_chunk(data: bytes, limits: Limits) -> Chunk:
         OutOfBoundsError: a region or byte range reaches outside its tensor; subjects name it.
         UnsupportedError: an encoding that this version does not know.
     """
-    header, segments, payload = _take_apart(
+    header, table, segments, payload = _take_apart(
         data, UpdateWeightsRequest.SEGMENTS_FIELD_NUMBER, limits
     )
     message = parse_message(UpdateWeightsRequest, header)
@@ -73,6 +83,7 @@ def parse_chunk(data: bytes, limits: Limits) -> Chunk:
         enum_from_proto(ChecksumType, message.checksum_type, "checksum_type"),
         message.checksum,
         payload,
+        table=table,
     )
 
 
@@ -82,7 +93,7 @@ def parse_read_chunk(data: bytes) -> Chunk:
     Raises:
         WeightSyncError: as `parse_chunk`, but a worker's answer has no limits of size.
     """
-    header, segments, payload = _take_apart(
+    header, table, segments, payload = _take_apart(
         data, ReadWeightsResponse.SEGMENTS_FIELD_NUMBER, _READER_LIMITS
     )
     message = parse_message(ReadWeightsResponse, header)
@@ -93,6 +104,7 @@ def parse_read_chunk(data: bytes) -> Chunk:
         message.checksum,
         payload,
         message.weight_version,
+        table,
     )
 
 
@@ -113,15 +125,13 @@ def serialize_chunk(
     Raises:
         MalformedPayloadError: the buffers have not the length that the segments say.
     """
-    return _put_together(
-        UpdateWeightsRequest(session_id=session_id),
-        UpdateWeightsRequest(
-            checksum_type=ChecksumTypeProto.ValueType(checksum_type.value),
-            checksum=checksum(checksum_type, buffers),
-        ),
-        segments,
-        buffers,
+    table = [serialize_segment(segment) for segment in segments]
+    behind = UpdateWeightsRequest(
+        checksum_type=ChecksumTypeProto.ValueType(checksum_type.value),
+        checksum=checksum(checksum_type, (b"".join(table), *buffers)),
     )
+    _check_length(segments, _length(buffers))
+    return _put_together(UpdateWeightsRequest(session_id=session_id), table, behind, buffers)
 
 
 def serialize_read_chunk(
@@ -134,32 +144,31 @@ def serialize_read_chunk(
 
     Args and errors are those of `serialize_chunk`; `weight_version` is what the target holds.
     """
-    return _put_together(
-        ReadWeightsResponse(),
-        ReadWeightsResponse(
-            checksum_type=ChecksumTypeProto.ValueType(checksum_type.value),
-            checksum=checksum(checksum_type, buffers),
-            weight_version=weight_version,
-        ),
-        segments,
-        buffers,
+    table = [serialize_segment(segment) for segment in segments]
+    behind = ReadWeightsResponse(
+        checksum_type=ChecksumTypeProto.ValueType(checksum_type.value),
+        checksum=checksum(checksum_type, (b"".join(table), *buffers)),
+        weight_version=weight_version,
     )
+    _check_length(segments, _length(buffers))
+    return _put_together(ReadWeightsResponse(), table, behind, buffers)
 
 
-def _put_together(
-    before: M, behind: M, segments: Sequence[Segment], buffers: Sequence[Buffer]
-) -> bytes:
+def _put_together(before: M, table: Sequence[bytes], behind: M, buffers: Sequence[Buffer]) -> bytes:
     """Join the fields in the order of their numbers, as protobuf does."""
     parts: list[Buffer] = [before.SerializeToString()]
     tag = _tag(before.SEGMENTS_FIELD_NUMBER)
-    for segment in segments:
-        parts += (tag, serialize_segment(segment))
+    for segment in table:
+        parts += (tag, write_varint(len(segment)), segment)
     parts.append(behind.SerializeToString())
-    length = sum(memoryview(buffer).nbytes for buffer in buffers)
-    _check_length(segments, length)
+    length = _length(buffers)
     if length:  # Protobuf leaves an empty field out.
         parts += (_tag(_PAYLOAD), write_varint(length), *buffers)
     return b"".join(parts)
+
+
+def _length(buffers: Sequence[Buffer]) -> int:
+    return sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
 def _tag(number: int) -> bytes:
@@ -168,8 +177,8 @@ def _tag(number: int) -> bytes:
 
 def _take_apart(
     data: bytes, segments_number: int, limits: Limits
-) -> tuple[bytes, tuple[Segment, ...], memoryview]:
-    """Split a message into its small fields, its segments and its payload."""
+) -> tuple[bytes, bytes, tuple[Segment, ...], memoryview]:
+    """Split a message into its small fields, its segments (raw and read) and its payload."""
     rest = bytearray()
     found: list[bytes] = []
     payload: memoryview | None = None
@@ -196,7 +205,7 @@ def _take_apart(
     read = segment_reader(limits)
     segments = tuple(read(raw, index) for index, raw in enumerate(found))
     _check_length(segments, len(payload))
-    return bytes(rest), segments, payload
+    return bytes(rest), b"".join(found), segments, payload
 
 
 def _check_length(segments: Sequence[Segment], length: int) -> None:

@@ -22,7 +22,6 @@ from weightsync.wire.convert import (
     region_from_proto,
     region_to_proto,
 )
-from weightsync.wire.tags import write_varint
 
 # A trainer sends the same table of segments with every update: a few bytes to be looked up
 # instead of parsed. Long segments are not kept, so that nobody can fill the memory with them.
@@ -49,9 +48,8 @@ def segment_to_proto(segment: Segment) -> types_pb2.Segment:
 
 @lru_cache(maxsize=_REMEMBERED)
 def serialize_segment(segment: Segment) -> bytes:
-    """Return a segment as it stands behind its tag: its length, its bytes."""
-    content = segment_to_proto(segment).SerializeToString()
-    return write_varint(len(content)) + content
+    """Return a segment's own bytes, as they stand behind its tag and length."""
+    return segment_to_proto(segment).SerializeToString()
 
 
 @lru_cache(maxsize=4)
