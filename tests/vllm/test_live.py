@@ -44,6 +44,28 @@ def test_no_step_sees_two_versions(llama: Path, new: checkpoints.Tensors, weight
         assert fleet.workers[0].info().targets[0].num_commits == UPDATES + 1
 
 
+def test_requests_in_flight_are_kept(llama: Path) -> None:
+    """Updates in the middle of requests reset the cache; with equal weights no token changes."""
+    same = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 1)
+    cached = {"enable_prefix_caching": True, "block_size": 32}
+    with running(llama, **cached) as llm, Fleet([address_of(llm)]) as fleet:
+        undisturbed = generate(llm, num_tokens=100)
+        started = fleet.workers[0].info().targets[0].num_commits
+        done = threading.Event()
+
+        def trainer() -> None:
+            while not done.is_set():
+                update(fleet, same)
+
+        thread = threading.Thread(target=trainer)
+        thread.start()
+        disturbed = generate(llm, num_tokens=100)
+        done.set()
+        thread.join()
+        assert fleet.workers[0].info().targets[0].num_commits > started
+        assert disturbed == undisturbed
+
+
 def update(fleet: Fleet, tensors: checkpoints.Tensors) -> None:
     """Commit all tensors."""
     with fleet.update(version="next") as session:

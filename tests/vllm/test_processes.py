@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,11 +44,14 @@ def test_a_worker_process_is_updated_from_outside(
     llama: Path, new: checkpoints.Tensors, tmp_path: Path
 ) -> None:
     """A client finds the worker by its directory and puts new weights into it, as it runs."""
-    with in_processes(llama, tmp_path / "ranks") as (llm, fleet):
+    old = checkpoints.values(checkpoints.shapes(checkpoints.LLAMA), 1)
+    with in_processes(llama, tmp_path / "ranks", enable_prefix_caching=True) as (llm, fleet):
         before = generate(llm, num_tokens=SHORT)
-        with fleet.update(version="new") as session:
-            session.push(new)
-            session.finish()
+        undisturbed = generate(llm, num_tokens=100)
+        # Equal weights, so that no token may change; vLLM plans steps ahead here.
+        with disturbing(fleet, old):
+            assert generate(llm, num_tokens=100) == undisturbed
+        push(fleet, new)
         after = generate(llm, num_tokens=SHORT)
         assert verify(fleet, new).equal
     assert after == fresh_tokens(tmp_path / "new", new) != before
@@ -80,6 +84,32 @@ def test_two_ranks_switch_together(llama: Path, new: checkpoints.Tensors, tmp_pa
         commit(llm, fleet, old, "old")
         assert generate(llm, num_tokens=SHORT) == before
     assert after == fresh_tokens(tmp_path / "new", new) != before
+
+
+def push(fleet: Fleet, tensors: checkpoints.Tensors) -> None:
+    """Commit all tensors, as a trainer does with one rank."""
+    with fleet.update(version="new") as session:
+        session.push(tensors)
+        session.finish()
+
+
+@contextmanager
+def disturbing(fleet: Fleet, tensors: checkpoints.Tensors) -> Iterator[None]:
+    """Commit again and again within the block, at least once."""
+    done = threading.Event()
+
+    def trainer() -> None:
+        push(fleet, tensors)
+        while not done.is_set():
+            push(fleet, tensors)
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def commit(llm: LLM, fleet: Fleet, tensors: checkpoints.Tensors, version: str) -> FleetReport:

@@ -41,7 +41,14 @@ def one_part(tensors: Tensors, part: str) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if part in name}
 
 
-@pytest.mark.parametrize("model", MODELS)
+# Packed, the way to the kernels differs by model; plain, only tied heads and experts do.
+CASES = [
+    *((model, "packed") for model in MODELS),
+    *((model, "plain") for model in ("llama", "tied", "qwen3 moe")),
+]
+
+
+@pytest.mark.parametrize(("model", "weights"), CASES, indirect=["weights"])
 def test_tokens_are_those_of_a_fresh_engine(tmp_path: Path, model: str, weights: str) -> None:
     """After a full update, a part of a fused one, and back, tokens are those of a fresh engine."""
     config = MODELS[model]

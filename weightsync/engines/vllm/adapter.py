@@ -220,4 +220,6 @@ def _tied(specs: Sequence[ParameterSpec], tensors: Sequence[TensorPlan]) -> Iter
     taken = {plan.name for plan in tensors}
     for spec in specs:
         if not reached[spec.name] and spec.name not in taken and spec.storage in owners:
-            yield replace(owners[spec.storage], name=spec.name)
+            owner = owners[spec.storage]
+            places = tuple(replace(place, parameter=spec.name) for place in owner.placements)
+            yield replace(owner, name=spec.name, placements=places)

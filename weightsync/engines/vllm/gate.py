@@ -151,5 +151,8 @@ class WorkerGate(StepGate):
             self._asleep = False
 
     def _synchronize(self) -> None:
-        if self._worker.device.type != "cpu":
-            torch.accelerator.synchronize(self._worker.device)
+        device = self._worker.device
+        if device.type != "cpu":
+            # Each thread has a current device of its own.
+            torch.accelerator.set_device_index(device)
+            torch.accelerator.synchronize(device)
