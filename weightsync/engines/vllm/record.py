@@ -58,7 +58,7 @@ def record(model: Any, tensors: Mapping[str, TensorForm]) -> Record:  # noqa: AN
         with copies, disable_mtp_completeness_check():
             try:
                 model.load_weights(iter(meta))
-            except (RuntimeError, NotImplementedError) as error:
+            except Exception as error:
                 raise UnsupportedError(
                     f"{type(model).__name__} can't be followed while it loads: {error}"
                 ) from error

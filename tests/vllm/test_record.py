@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
+from weightsync.core.errors import UnsupportedError
+from weightsync.core.regions import Region
+from weightsync.engines.vllm.checkpoint import TensorForm
+from weightsync.engines.vllm.derived import Derived
+from weightsync.engines.vllm.record import record
+from weightsync.engines.vllm.shadow import Shadows
+from weightsync.engines.vllm.slots import Slot, named_slots
+from weightsync.layout.plan import Placement
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+FORMS = {
+    "q": TensorForm(torch.float32, (4, 2)),
+    "k": TensorForm(torch.float32, (2, 2)),
+    "unused": TensorForm(torch.int64, (7,)),
+}
+
+
+class Fused(nn.Module):
+    """A model that loads two tensors into one parameter, and derives something from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Parameter(torch.arange(12.0).view(6, 2), requires_grad=False)
+        self.total = self.qk.sum()
+        record_metadata_for_reloading(self)
+
+    def load_weights(self, weights: Weights) -> None:
+        """Load a checkpoint."""
+        places = {"q": slice(0, 4), "k": slice(4, 6)}
+        for name, tensor in weights:
+            if name in places:
+                self.load_one(self.qk.data[places[name]], tensor)
+        self.total = self.qk.sum()
+
+    def load_one(self, place: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Load one tensor."""
+        place.copy_(tensor)
+
+
+def test_what_is_copied_where_is_found_out() -> None:
+    """Each tensor has its place in the parameter; one that is not used has none."""
+    found = record(Fused(), FORMS)
+    whole, rows = Region.whole((4, 2)), Region.whole((2, 2))
+    assert found.placements == {
+        "q": [Placement(whole, "qk", whole, (0, 1))],
+        "k": [Placement(rows, "qk", Region((4, 0), (2, 2)), (0, 1))],
+        "unused": [],
+    }
+    assert found.forms == {"qk": TensorForm(torch.float32, (6, 2))}
+
+
+def test_the_model_stays_as_it_is() -> None:
+    """Parameters, their values, and what was derived from them are the same objects as before."""
+    model = Fused()
+    before = (model.qk, model.qk.data_ptr(), model.total)
+    record(model, FORMS)
+    assert model.qk is before[0]
+    assert model.qk.data_ptr() == before[1]
+    assert model.total is before[2]
+    assert model.qk.tolist() == torch.arange(12.0).view(6, 2).tolist()
+
+
+@pytest.mark.parametrize(
+    "load_one",
+    [
+        lambda place, tensor: place.copy_(tensor.exp()),
+        lambda place, tensor: place.copy_(tensor[:1]),
+        lambda place, tensor: place[::2].copy_(tensor[::2]),
+        lambda _place, tensor: tensor.tolist(),
+    ],
+    ids=["computed", "repeated", "every second row", "values looked at"],
+)
+def test_what_is_no_copy_of_a_box_is_refused(
+    monkeypatch: pytest.MonkeyPatch, load_one: Any
+) -> None:
+    """The refusal names the model, and leaves it as it was."""
+    model = Fused()
+    monkeypatch.setattr(model, "load_one", load_one)
+    with pytest.raises(UnsupportedError, match="Fused"):
+        record(model, FORMS)
+    assert not model.qk.is_meta
+
+
+class Values:
+    """A checkpoint in memory."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str, region: Region) -> torch.Tensor:
+        """Return a region of a tensor."""
+        return self._tensors[name][region.slices]
+
+
+def shadows_of(model: Fused, live: torch.Tensor) -> Shadows:
+    """Return the shadows of a model whose parameter is `live`, not what its checkpoint says."""
+    found = record(model, FORMS)
+    values = torch.arange(12.0).view(6, 2)
+    model.qk = nn.Parameter(live, requires_grad=False)
+    shadows = Shadows()
+    checkpoint: Any = Values(q=values[:4], k=values[4:])
+    shadows.add(dict(named_slots(model)), found, checkpoint)
+    return shadows
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        torch.arange(12.0).view(6, 2).flip(0),
+        torch.arange(12.0).view(2, 6),
+        torch.arange(12.0, dtype=torch.float64).view(6, 2),
+        torch.empty(0),
+    ],
+    ids=["reordered", "reshaped", "widened", "dropped"],
+)
+def test_what_is_not_the_checkpoint_gets_a_shadow(live: torch.Tensor) -> None:
+    """Whatever a module has made of its weights, the shadow has them as they were loaded."""
+    model = Fused()
+    shadow = shadows_of(model, live).tensor(Slot(model, "qk"))
+    assert shadow is not model.qk
+    assert shadow.tolist() == torch.arange(12.0).view(6, 2).tolist()
+
+
+def test_what_is_the_checkpoint_needs_no_shadow() -> None:
+    """There the parameter itself is what commits write."""
+    model = Fused()
+    shadows = shadows_of(model, torch.arange(12.0).view(6, 2))
+    assert shadows.tensor(Slot(model, "qk")) is model.qk
+
+
+def test_a_module_that_can_not_be_made_anew_is_refused() -> None:
+    """A module that has changed its weights, and does not say how, is named."""
+    model = Fused()
+    shadows = shadows_of(model, torch.empty(0))
+    with pytest.raises(UnsupportedError, match="Fused"):
+        Derived(shadows).add(model, dict(named_slots(model)), torch.float32)
