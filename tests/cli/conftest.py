@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,10 @@ def result(*arguments: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Run a command beside the test; it is killed at the end if it has not ended by itself."""
@@ -58,6 +63,8 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Where the tests run in the background of a shell, they inherit that Ctrl-C is ignored.
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - only a system call in the child
     )
     try:
         yield process
