@@ -19,10 +19,7 @@ def in_bytes(box: Region, dtype: DType) -> Region:
 
 def in_elements(boxes: Iterable[Region]) -> list[Region]:
     """Return the elements of which boxes of bytes hold a part, as disjoint boxes."""
-    elements = Coverage()
-    for box in boxes:
-        elements.add(Region(box.offsets[:-1], box.sizes[:-1]))
-    return list(elements.boxes)
+    return list(Coverage(Region(box.offsets[:-1], box.sizes[:-1]) for box in boxes).boxes)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,11 +49,6 @@ class Block:
     def whole(self) -> Region:
         """All of it, as a box of bytes."""
         return Region.whole(self.memory.shape)
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes of `needed`."""
-        return sum(box.numel for box in self.needed) * self.dtype.itemsize
 
     def missing(self, box: Region) -> list[Region]:
         """Return the elements of a box of which a byte is missing, as disjoint boxes."""

@@ -119,7 +119,7 @@ class Staging:
     @property
     def missing_bytes(self) -> int:
         """Bytes that a FULL session still needs; 0 for PARTIAL."""
-        return self._full_bytes - self._covered_bytes if self._full_bytes else 0
+        return self._full_bytes - self._covered_bytes
 
     def missing(self) -> Iterator[MissingTensor]:
         """Yield what has not arrived, each storage by its first name.
@@ -170,7 +170,7 @@ class Staging:
                     )
                 for hole in holes:
                     missing.add(hole)
-        if missing.boxes:
+        if missing:
             yield MissingTensor(
                 target, plan.name, missing.boxes, missing.numel * plan.dtype.itemsize
             )
@@ -365,4 +365,4 @@ class Staging:
                     union = needed.setdefault(owner, Coverage())
                     for box in layout.needed(name):
                         union.add(box)
-        return {key: union.boxes for key, union in needed.items() if union.boxes}
+        return {key: union.boxes for key, union in needed.items() if union}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,7 +71,7 @@ class Shares:
     def nbytes(self, target: Target) -> int:
         """Return the bytes of the distinct storages of a target."""
         specs = {s.storage: s for s in self._layouts[target].parameters.values()}
-        return sum(math.prod(s.shape) * s.dtype.itemsize for s in specs.values())
+        return sum(spec.nbytes for spec in specs.values())
 
     def group(self, key: TensorKey) -> str:
         """Return the share group of a tensor: the first name of its elements; empty if alone."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from weightsync.apply.bits import live_memory
 from weightsync.apply.cast import cast
+from weightsync.apply.checks import Live
 from weightsync.arena.arena import Arena, ArenaBudget, Arenas, Bytes
 from weightsync.arena.staging import Memory, Staging
 from weightsync.core.errors import (
@@ -36,8 +35,6 @@ from weightsync.layout.shares import ParameterKey
 from weightsync.server.commit import Commit
 from weightsync.server.models import Models
 from weightsync.server.update import Update
-
-Live = Mapping[Target, Mapping[str, torch.Tensor]]
 
 _ALIGNMENT = 64
 """Blocks begin at cache lines, so that no copy starts in the middle of one."""
@@ -183,7 +180,7 @@ def make(
 
 def plan_bytes(layouts: Mapping[Target, Layout]) -> int:
     """Return the bytes of all parameters, each name counted."""
-    return sum(_nbytes(spec) for layout in layouts.values() for spec in layout.parameters.values())
+    return sum(spec.nbytes for layout in layouts.values() for spec in layout.parameters.values())
 
 
 def _lay_out(
@@ -195,20 +192,13 @@ def _lay_out(
         for target in sorted(request.targets, key=lambda t: t.value)
         for spec in layouts[target].parameters.values()
     ]
-    ends = itertools.accumulate(-(-_nbytes(spec) // _ALIGNMENT) * _ALIGNMENT for _, spec in keys)
+    ends = itertools.accumulate(-(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT for _, spec in keys)
     offsets = dict(zip((key for key, _ in keys), (0, *ends), strict=False))
-    size = max((offsets[key] + _nbytes(spec) for key, spec in keys), default=0)
+    size = max((offsets[key] + spec.nbytes for key, spec in keys), default=0)
     arena = arenas.take(size)
 
     def memory(key: ParameterKey, spec: ParameterSpec) -> Bytes:
-        view = arena.view(offsets[key], _nbytes(spec))
+        view = arena.view(offsets[key], spec.nbytes)
         return view.reshape(*spec.shape, spec.dtype.itemsize)
 
     return arena, memory
-
-
-def _nbytes(spec: ParameterSpec) -> int:
-    numel = 1
-    for size in spec.shape:
-        numel *= size
-    return numel * spec.dtype.itemsize

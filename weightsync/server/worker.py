@@ -65,6 +65,8 @@ class Worker:
         self.trace = trace or Trace()
         self._engine = engine
         self._books = books = Books(engine, self.limits, self.trace)
+        # Once: to look at every tensor is too much for a call that answers at all times.
+        self._modes = opening.modes(books.models.live())
         self._budget = ArenaBudget(self.limits.max_arena_bytes)
         self._arenas = Arenas(self.limits.max_spare_bytes)
         self._streams = Admission("UpdateWeights streams", self.limits.max_streams)
@@ -93,7 +95,7 @@ class Worker:
             coordinates=engine.coordinates,
             targets=self._books.statuses(engine.targets),
             limits=self.limits,
-            modes=opening.modes(self._books.models.live()),
+            modes=self._modes,
             controls=self.switch.controls,
         )
 
