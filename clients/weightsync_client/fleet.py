@@ -90,6 +90,7 @@ class Fleet:
         mode: UpdateMode = UpdateMode.STAGED,
         expected_base_versions: Mapping[Target, str] | None = None,
         lease: float | None = None,
+        prepared_lease: float | None = None,
         shared_tensors: SharedTensorPolicy = SharedTensorPolicy.REFUSE,
         cast: CastPolicy = CastPolicy.REFUSE,
         ignore_names: Sequence[str] = (),
@@ -109,6 +110,8 @@ class Fleet:
             mode: Staged, or in place.
             expected_base_versions: What the targets must hold now.
             lease: Seconds that the session may stay without a write; None: the workers' default.
+            prepared_lease: Seconds that a prepared session may wait for the others, should this
+                client be lost between the two phases; None: the lease.
             shared_tensors: For a draft's tensors that are one storage with the verifier's.
             cast: For element types that differ.
             ignore_names: Patterns of names that may be pushed though no worker has them.
@@ -130,6 +133,7 @@ class Fleet:
             expected_base_versions=tuple((expected_base_versions or {}).items()),
             mode=mode,
             lease=lease,
+            prepared_lease=prepared_lease,
             shared_tensors=shared_tensors,
             cast=cast,
             ignore_names=tuple(ignore_names),

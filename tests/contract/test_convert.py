@@ -63,12 +63,14 @@ limits = st.builds(
     max_arena_bytes=uint64,
     max_lease=spans,
     max_dims=uint64,
+    max_readers=uint64,
+    max_watchers=uint64,
+    max_sessions=uint64,
+    max_names=uint64,
     # These do not concern a caller, and are not told.
     **{
         name: st.just(getattr(LIMITS, name))
         for name in (
-            "max_readers",
-            "max_watchers",
             "default_lease",
             "gate_timeout",
             "drain_timeout",
@@ -183,6 +185,7 @@ ANSWERS: dict[str, tuple[st.SearchStrategy[Any], Callable[..., Message], Callabl
                 st.tuples(st.sampled_from(Target), texts), max_size=2, unique_by=lambda v: v[0]
             ).map(tuple),
             lease=st.none() | spans.filter(bool),
+            prepared_lease=st.none() | spans.filter(bool),
             transports=st.just((Transport.INLINE,)),
             ignore_names=many_texts,
             holder=texts,
@@ -330,6 +333,8 @@ LONG = "é" * 513
         ({"lease": {}}, "lease"),
         ({"lease": {"seconds": -1}}, "lease"),
         ({"lease": {"nanos": -5}}, "lease"),
+        ({"prepared_lease": {}}, "prepared_lease"),
+        ({"ignore_names": ["a"] * (LIMITS.max_names + 1)}, "ignore_names"),
     ],
 )
 def test_a_bad_field_of_a_request_is_named(changes: dict[str, Any], field: str) -> None:

@@ -161,6 +161,25 @@ def test_a_prepared_session_expires_too(models: tuple[Tiny, Tiny]) -> None:
     worker.close()
 
 
+def test_a_prepared_session_has_a_lease_of_its_own(models: tuple[Tiny, Tiny]) -> None:
+    """A caller decides how long a prepared session waits for its other workers (B61)."""
+    verifier, _ = models
+    worker = Worker(ModuleEngine(*models), limits=Limits(max_lease=1000))
+    session = worker.start(request(lease=5, prepared_lease=1e9))
+    assert session.expire_time - session.create_time == pytest.approx(5, abs=0.5)
+    push(worker, session.session_id, VERIFIER, fresh(verifier.state_dict()))
+    prepared = worker.prepare(session.session_id).session
+    assert prepared.expire_time - prepared.create_time == pytest.approx(1000, abs=30)
+    worker.abort(session.session_id)
+    session = worker.start(request(lease=1000, prepared_lease=0.05))
+    push(worker, session.session_id, VERIFIER, fresh(verifier.state_dict()))
+    worker.prepare(session.session_id)
+    wait_for(worker, EventKind.EXPIRED)
+    with pytest.raises(SessionExpiredError, match="nobody finished it"):
+        worker.finish(session.session_id)
+    worker.close()
+
+
 def test_leases_are_bounded_by_the_worker(models: tuple[Tiny, Tiny]) -> None:
     """A caller can't hold a target longer than the worker allows, nor for no time at all."""
     worker = Worker(ModuleEngine(*models), limits=Limits(max_lease=5))

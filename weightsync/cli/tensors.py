@@ -81,4 +81,5 @@ def _as_json(address: str, info: TensorInfo) -> dict[str, object]:
         "written": info.written,
         "share_group": info.share_group,
         "composite": info.composite,
+        "reloaded": info.reloaded,
     }

@@ -44,6 +44,8 @@ class Reason(enum.Enum):
     COMMIT_ROLLED_BACK = 28
     COMMIT_FAILED = 29
     INTERNAL = 30
+    UNAUTHENTICATED = 31
+    PERMISSION_DENIED = 32
 
 
 class WeightSyncError(Exception):
@@ -264,3 +266,15 @@ class InternalError(WeightSyncError):
     """A fault of this project; metadata: `correlation_id`, which finds it in the log."""
 
     reason = Reason.INTERNAL
+
+
+class UnauthenticatedError(WeightSyncError):
+    """The worker wants a token, and got none, or one that it does not know."""
+
+    reason = Reason.UNAUTHENTICATED
+
+
+class PermissionDeniedError(WeightSyncError):
+    """The caller may not do that; metadata: `scope`, which is missing."""
+
+    reason = Reason.PERMISSION_DENIED

@@ -22,9 +22,6 @@ from weightsync.core.errors import (
 from weightsync.core.types import SessionState, Target, Transport, UpdateRequest
 from weightsync.core.views import CommitReport, SessionInfo
 
-REMEMBERED = 256
-"""How many ended sessions are remembered, so that a repeated call gets its answer."""
-
 
 @dataclass(slots=True)
 class Session:
@@ -34,6 +31,7 @@ class Session:
         session_id: The worker's name for it.
         request: What was asked for.
         lease: Seconds that it may stay without a write.
+        prepared_lease: Seconds that it may stay once it is prepared.
         created: When it was opened, on the table's clock.
         expires: When its lease runs out, on the table's clock.
         state: Where it stands.
@@ -48,6 +46,7 @@ class Session:
     session_id: str
     request: UpdateRequest
     lease: float
+    prepared_lease: float
     created: float
     expires: float
     state: SessionState = SessionState.OPEN
@@ -67,8 +66,7 @@ class Session:
         """
         if self.state is SessionState.EXPIRED:
             raise SessionExpiredError(
-                f"session {self.session_id} expired: no write came for {self.lease:g} s;"
-                " start a new session"
+                f"session {self.session_id} expired: {self.end_reason}; start a new session"
             )
         if self.state is not SessionState.OPEN or self.sealed:
             state = "being finished" if self.sealed else self.state.name
@@ -80,8 +78,9 @@ class Session:
             )
 
     def renew(self, now: float) -> None:
-        """Start the lease anew."""
-        self.expires = now + self.lease
+        """Start the lease anew: that of the state."""
+        prepared = self.state is SessionState.PREPARED
+        self.expires = now + (self.prepared_lease if prepared else self.lease)
 
     def info(self, *, wall_offset: float = 0.0, missing_bytes: int = 0) -> SessionInfo:
         """Return what callers see; `wall_offset` turns the table's clock into Unix seconds."""
@@ -105,8 +104,9 @@ class Session:
 class SessionTable:
     """All sessions of a worker, the ended ones for a while."""
 
-    def __init__(self, *, default_lease: float, max_lease: float) -> None:
-        """Start empty; leases in seconds."""
+    def __init__(self, *, default_lease: float, max_lease: float, max_sessions: int = 256) -> None:
+        """Start empty; leases in seconds; `max_sessions` ended ones are remembered."""
+        self._max_sessions = max_sessions
         self._default_lease = default_lease
         self._max_lease = max_lease
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -137,9 +137,8 @@ class SessionTable:
             InvalidRequestError: a lease that is not positive.
             TargetBusyError: another session holds a target.
         """
-        lease = min(request.lease or self._default_lease, self._max_lease)
-        if request.lease is not None and request.lease <= 0:
-            raise InvalidRequestError("lease must be positive", subjects=["lease"])
+        lease = self._granted(request.lease, self._default_lease, "lease")
+        prepared_lease = self._granted(request.prepared_lease, lease, "prepared_lease")
         for target in sorted(request.targets, key=lambda t: t.value):
             holder = self._holders.get(target)
             if holder is not None:
@@ -153,13 +152,18 @@ class SessionTable:
                     session_id=holder.session_id,
                     expire_time=f"{holder.expires + wall_offset:.3f}",
                 )
-        session = Session(uuid.uuid4().hex, request, lease, now, now + lease)
+        session = Session(uuid.uuid4().hex, request, lease, prepared_lease, now, now + lease)
         self._sessions[session.session_id] = session
         if request.request_id:
             self._by_request[request.request_id] = session.session_id
         for target in request.targets:
             self._holders[target] = session
         return session
+
+    def _granted(self, asked: float | None, default: float, field: str) -> float:
+        if asked is not None and asked <= 0:
+            raise InvalidRequestError(f"{field} must be positive", subjects=[field])
+        return min(asked or default, self._max_lease)
 
     def get(self, session_id: str) -> Session:
         """Return a session.
@@ -194,7 +198,7 @@ class SessionTable:
                 del self._holders[target]
         self._sessions.move_to_end(session.session_id)
         ended = [s for s in self._sessions.values() if s.state.ended]
-        for old in ended[: max(0, len(ended) - REMEMBERED)]:
+        for old in ended[: max(0, len(ended) - self._max_sessions)]:
             del self._sessions[old.session_id]
             self._by_request.pop(old.request.request_id, None)
 

@@ -185,6 +185,9 @@ class Limits:
         max_spare_bytes: Most bytes of arenas that are kept for the next session, though none is
             open. New memory costs a page fault per 4 KiB, often more than the bytes' whole way.
         max_dims: Most dimensions of a tensor.
+        max_sessions: How many ended sessions are remembered, so that a repeated call gets its
+            answer.
+        max_names: Most names, or patterns of names, in one request.
         default_lease: Lease of a session that names none, in seconds.
         max_lease: Longest lease that is granted, in seconds.
         gate_timeout: Longest wait for a step boundary, in seconds.
@@ -200,6 +203,8 @@ class Limits:
     max_arena_bytes: int = 1 << 40
     max_spare_bytes: int = 0
     max_dims: int = 16
+    max_sessions: int = 256
+    max_names: int = 65536
     default_lease: float = 60.0
     max_lease: float = 3600.0
     gate_timeout: float = 30.0
@@ -228,3 +233,4 @@ class UpdateRequest:
     ignore_names: tuple[str, ...] = ()
     check_finite: bool = False
     holder: str = ""
+    prepared_lease: float | None = None

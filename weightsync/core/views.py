@@ -67,6 +67,7 @@ class TensorInfo:
     share_group: str = ""
     written: bool = False
     composite: bool = False
+    reloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

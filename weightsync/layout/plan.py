@@ -105,6 +105,8 @@ class TensorPlan:
             and may repeat (a copy in two parameters).
         composite: True if other tensors of the layout reach the same elements (a fused parameter
             listed beside its parts).
+        reloaded: True if its parameter is a copy of the tensor as it was sent, from which the
+            engine loads its modules once more: it computes with the elements while it loads.
     """
 
     name: str
@@ -112,6 +114,7 @@ class TensorPlan:
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
     composite: bool = False
+    reloaded: bool = False
 
     @property
     def is_parameter(self) -> bool:

@@ -47,7 +47,11 @@ class Books:
         self.trace = trace
         self.lock = threading.Condition(threading.RLock())
         self.models = Models(engine)
-        self.table = SessionTable(default_lease=limits.default_lease, max_lease=limits.max_lease)
+        self.table = SessionTable(
+            default_lease=limits.default_lease,
+            max_lease=limits.max_lease,
+            max_sessions=limits.max_sessions,
+        )
         self.updates: dict[str, Update] = {}
         self.events = EventLog(max_watchers=limits.max_watchers)
         self.reader = Reader(self.models, self.lock, limits)
@@ -174,7 +178,12 @@ class Books:
                 # Nobody else may end it meanwhile.
                 update.session.sealed = True
         for update in overdue:
-            reason = f"no write came for {update.session.lease:g} s"
+            session = update.session
+            reason = (
+                f"it was prepared, and nobody finished it for {session.prepared_lease:g} s"
+                if session.state is SessionState.PREPARED
+                else f"no write came for {session.lease:g} s"
+            )
             self.end(update, SessionState.EXPIRED, reason)
 
     def end(self, update: Update, state: SessionState, reason: str = "") -> None:

@@ -85,6 +85,7 @@ class Reader:
                         plan.shares.group(TensorKey(target, tensor.name)),
                         written,
                         tensor.composite,
+                        tensor.reloaded,
                     )
 
     def digests(self, targets: Sequence[Target], names: Sequence[str]) -> Iterator[TensorDigest]:

@@ -17,6 +17,7 @@ from weightsync.v1 import weight_sync_pb2 as pb
 from weightsync.wire import answers, requests, workers
 from weightsync.wire.chunk import parse_chunk, serialize_read_chunk
 from weightsync.wire.convert import targets_from_proto
+from weightsync.wire.requests import check_count
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
@@ -129,6 +130,7 @@ class WeightSyncService:
             raise InvalidRequestError(
                 "names belong to one target: give exactly one with them", subjects=["targets"]
             )
+        check_count(len(request.names), "names", self._worker.limits)
         digests = self._worker.reader.digests(targets, list(request.names))
         for batch in _batches(map(answers.digest_to_proto, digests)):
             yield pb.VerifyWeightsResponse(digests=batch)
@@ -138,6 +140,7 @@ class WeightSyncService:
     ) -> Iterator[bytes]:
         """Send live tensors out, put together by the chunk serializer."""
         (target,) = self._targets([request.target], "target")
+        check_count(len(request.names), "names", self._worker.limits)
         for segments, buffers, version in self._worker.reader.read(target, list(request.names)):
             yield serialize_read_chunk(segments, buffers, ChecksumType.XXH3_64, version)
 

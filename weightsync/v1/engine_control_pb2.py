@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weightsync.v1 import types_pb2 as weightsync_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"weightsync/v1/engine_control.proto\x12\rweightsync.v1\x1a\x19weightsync/v1/types.proto\"\x18\n\x16PauseGenerationRequest\"\x19\n\x17PauseGenerationResponse\"\x19\n\x17ResumeGenerationRequest\"\x1a\n\x18ResumeGenerationResponse\"\x1d\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\"=\n\rSleepResponse\x12,\n\x07targets\x18\x01 \x03(\x0b\x32\x1b.weightsync.v1.TargetStatus\"\x0f\n\rWakeUpRequest\">\n\x0eWakeUpResponse\x12,\n\x07targets\x18\x01 \x03(\x0b\x32\x1b.weightsync.v1.TargetStatus\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse2\xc6\x03\n\rEngineControl\x12`\n\x0fPauseGeneration\x12%.weightsync.v1.PauseGenerationRequest\x1a&.weightsync.v1.PauseGenerationResponse\x12\x63\n\x10ResumeGeneration\x12&.weightsync.v1.ResumeGenerationRequest\x1a\'.weightsync.v1.ResumeGenerationResponse\x12\x42\n\x05Sleep\x12\x1b.weightsync.v1.SleepRequest\x1a\x1c.weightsync.v1.SleepResponse\x12\x45\n\x06WakeUp\x12\x1c.weightsync.v1.WakeUpRequest\x1a\x1d.weightsync.v1.WakeUpResponse\x12\x63\n\x10ResetPrefixCache\x12&.weightsync.v1.ResetPrefixCacheRequest\x1a\'.weightsync.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"weightsync/v1/engine_control.proto\x12\rweightsync.v1\x1a\x19weightsync/v1/types.proto\"\x18\n\x16PauseGenerationRequest\"\x19\n\x17PauseGenerationResponse\"\x19\n\x17ResumeGenerationRequest\"\x1a\n\x18ResumeGenerationResponse\"\x1d\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\"=\n\rSleepResponse\x12,\n\x07targets\x18\x01 \x03(\x0b\x32\x1b.weightsync.v1.TargetStatus\"\x1d\n\rWakeUpRequest\x12\x0c\n\x04tags\x18\x01 \x03(\t\">\n\x0eWakeUpResponse\x12,\n\x07targets\x18\x01 \x03(\x0b\x32\x1b.weightsync.v1.TargetStatus\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse2\xc6\x03\n\rEngineControl\x12`\n\x0fPauseGeneration\x12%.weightsync.v1.PauseGenerationRequest\x1a&.weightsync.v1.PauseGenerationResponse\x12\x63\n\x10ResumeGeneration\x12&.weightsync.v1.ResumeGenerationRequest\x1a\'.weightsync.v1.ResumeGenerationResponse\x12\x42\n\x05Sleep\x12\x1b.weightsync.v1.SleepRequest\x1a\x1c.weightsync.v1.SleepResponse\x12\x45\n\x06WakeUp\x12\x1c.weightsync.v1.WakeUpRequest\x1a\x1d.weightsync.v1.WakeUpResponse\x12\x63\n\x10ResetPrefixCache\x12&.weightsync.v1.ResetPrefixCacheRequest\x1a\'.weightsync.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,13 +45,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SLEEPRESPONSE']._serialized_start=219
   _globals['_SLEEPRESPONSE']._serialized_end=280
   _globals['_WAKEUPREQUEST']._serialized_start=282
-  _globals['_WAKEUPREQUEST']._serialized_end=297
-  _globals['_WAKEUPRESPONSE']._serialized_start=299
-  _globals['_WAKEUPRESPONSE']._serialized_end=361
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=363
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=388
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=390
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=416
-  _globals['_ENGINECONTROL']._serialized_start=419
-  _globals['_ENGINECONTROL']._serialized_end=873
+  _globals['_WAKEUPREQUEST']._serialized_end=311
+  _globals['_WAKEUPRESPONSE']._serialized_start=313
+  _globals['_WAKEUPRESPONSE']._serialized_end=375
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=377
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=402
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=404
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=430
+  _globals['_ENGINECONTROL']._serialized_start=433
+  _globals['_ENGINECONTROL']._serialized_end=887
 # @@protoc_insertion_point(module_scope)

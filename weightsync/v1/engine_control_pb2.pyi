@@ -105,9 +105,19 @@ class WakeUpRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TAGS_FIELD_NUMBER: builtins.int
+    @property
+    def tags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What is to come back, in the engine's words, e.g. "weights" and "kv_cache"; empty: all. The
+        targets stay ASLEEP until their weights are back.
+        """
+
     def __init__(
         self,
+        *,
+        tags: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tags", b"tags"]) -> None: ...
 
 global___WakeUpRequest = WakeUpRequest
 

@@ -104,7 +104,7 @@ class EngineControlServicer(object):
         """Brings the memory back. After level 2 the targets' versions are unset and their weights must
         be sent.
 
-        - UNIMPLEMENTED / UNSUPPORTED: the engine can't.
+        - UNIMPLEMENTED / UNSUPPORTED: the engine can't, or has no such tag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class EngineControlStub:
     """Brings the memory back. After level 2 the targets' versions are unset and their weights must
     be sent.
 
-    - UNIMPLEMENTED / UNSUPPORTED: the engine can't.
+    - UNIMPLEMENTED / UNSUPPORTED: the engine can't, or has no such tag.
     """
 
     ResetPrefixCache: grpc.UnaryUnaryMultiCallable[
@@ -117,7 +117,7 @@ class EngineControlAsyncStub:
     """Brings the memory back. After level 2 the targets' versions are unset and their weights must
     be sent.
 
-    - UNIMPLEMENTED / UNSUPPORTED: the engine can't.
+    - UNIMPLEMENTED / UNSUPPORTED: the engine can't, or has no such tag.
     """
 
     ResetPrefixCache: grpc.aio.UnaryUnaryMultiCallable[
@@ -181,7 +181,7 @@ class EngineControlServicer(metaclass=abc.ABCMeta):
         """Brings the memory back. After level 2 the targets' versions are unset and their weights must
         be sent.
 
-        - UNIMPLEMENTED / UNSUPPORTED: the engine can't.
+        - UNIMPLEMENTED / UNSUPPORTED: the engine can't, or has no such tag.
         """
 
     @abc.abstractmethod

@@ -88,6 +88,10 @@ class _ReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     """DATA_LOSS. The commit failed and the target is quarantined."""
     REASON_INTERNAL: _Reason.ValueType  # 30
     """INTERNAL. A fault of the worker; the correlation id finds it in its log."""
+    REASON_UNAUTHENTICATED: _Reason.ValueType  # 31
+    """UNAUTHENTICATED. The worker wants a token, and got none, or one that it does not know."""
+    REASON_PERMISSION_DENIED: _Reason.ValueType  # 32
+    """PERMISSION_DENIED. The caller is known, and may not do that; the missing scope is told."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Travels as the `reason` of a google.rpc.ErrorInfo with the domain "weightsync.v1", by the name
@@ -161,4 +165,8 @@ REASON_COMMIT_FAILED: Reason.ValueType  # 29
 """DATA_LOSS. The commit failed and the target is quarantined."""
 REASON_INTERNAL: Reason.ValueType  # 30
 """INTERNAL. A fault of the worker; the correlation id finds it in its log."""
+REASON_UNAUTHENTICATED: Reason.ValueType  # 31
+"""UNAUTHENTICATED. The worker wants a token, and got none, or one that it does not know."""
+REASON_PERMISSION_DENIED: Reason.ValueType  # 32
+"""PERMISSION_DENIED. The caller is known, and may not do that; the missing scope is told."""
 global___Reason = Reason

@@ -580,6 +580,7 @@ class TensorInfo(google.protobuf.message.Message):
     SHARE_GROUP_FIELD_NUMBER: builtins.int
     WRITTEN_FIELD_NUMBER: builtins.int
     COMPOSITE_FIELD_NUMBER: builtins.int
+    RELOADED_FIELD_NUMBER: builtins.int
     target: global___Target.ValueType
     """The model."""
     name: builtins.str
@@ -595,6 +596,11 @@ class TensorInfo(google.protobuf.message.Message):
     composite: builtins.bool
     """True for a name whose elements are also reachable by other names of this list (a fused
     parameter beside its parts): either may be sent, neither needs both.
+    """
+    reloaded: builtins.bool
+    """True if its elements are not found in a live parameter one by one, as the engine computes
+    with them while it loads. The worker keeps the tensor as it is sent, in host memory, and a
+    commit lets the engine load the modules that it feeds once more.
     """
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -615,8 +621,9 @@ class TensorInfo(google.protobuf.message.Message):
         share_group: builtins.str = ...,
         written: builtins.bool = ...,
         composite: builtins.bool = ...,
+        reloaded: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["composite", b"composite", "dtype", b"dtype", "name", b"name", "regions", b"regions", "shape", b"shape", "share_group", b"share_group", "target", b"target", "written", b"written"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["composite", b"composite", "dtype", b"dtype", "name", b"name", "regions", b"regions", "reloaded", b"reloaded", "shape", b"shape", "share_group", b"share_group", "target", b"target", "written", b"written"]) -> None: ...
 
 global___TensorInfo = TensorInfo
 
@@ -690,6 +697,10 @@ class Limits(google.protobuf.message.Message):
     MAX_ARENA_BYTES_FIELD_NUMBER: builtins.int
     MAX_LEASE_FIELD_NUMBER: builtins.int
     MAX_DIMS_FIELD_NUMBER: builtins.int
+    MAX_READERS_FIELD_NUMBER: builtins.int
+    MAX_WATCHERS_FIELD_NUMBER: builtins.int
+    MAX_SESSIONS_FIELD_NUMBER: builtins.int
+    MAX_NAMES_FIELD_NUMBER: builtins.int
     max_message_bytes: builtins.int
     """Largest gRPC message that the worker takes, in bytes."""
     max_name_bytes: builtins.int
@@ -702,6 +713,14 @@ class Limits(google.protobuf.message.Message):
     """Most bytes of staged regions over all sessions."""
     max_dims: builtins.int
     """Most dimensions of a tensor."""
+    max_readers: builtins.int
+    """Most ListTensors, VerifyWeights and ReadWeights streams open at once."""
+    max_watchers: builtins.int
+    """Most WatchWorker streams open at once."""
+    max_sessions: builtins.int
+    """How many ended sessions the worker remembers; calls on older ones find no session."""
+    max_names: builtins.int
+    """Most names, or patterns of names, in one request."""
     @property
     def max_lease(self) -> google.protobuf.duration_pb2.Duration:
         """Longest lease that is granted."""
@@ -716,8 +735,12 @@ class Limits(google.protobuf.message.Message):
         max_arena_bytes: builtins.int = ...,
         max_lease: google.protobuf.duration_pb2.Duration | None = ...,
         max_dims: builtins.int = ...,
+        max_readers: builtins.int = ...,
+        max_watchers: builtins.int = ...,
+        max_sessions: builtins.int = ...,
+        max_names: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["max_lease", b"max_lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["max_arena_bytes", b"max_arena_bytes", "max_dims", b"max_dims", "max_lease", b"max_lease", "max_message_bytes", b"max_message_bytes", "max_name_bytes", b"max_name_bytes", "max_segments", b"max_segments", "max_streams", b"max_streams"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_arena_bytes", b"max_arena_bytes", "max_dims", b"max_dims", "max_lease", b"max_lease", "max_message_bytes", b"max_message_bytes", "max_name_bytes", b"max_name_bytes", "max_names", b"max_names", "max_readers", b"max_readers", "max_segments", b"max_segments", "max_sessions", b"max_sessions", "max_streams", b"max_streams", "max_watchers", b"max_watchers"]) -> None: ...
 
 global___Limits = Limits

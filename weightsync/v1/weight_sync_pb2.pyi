@@ -276,6 +276,7 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
     IGNORE_NAMES_FIELD_NUMBER: builtins.int
     CHECK_FINITE_FIELD_NUMBER: builtins.int
     HOLDER_FIELD_NUMBER: builtins.int
+    PREPARED_LEASE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """A UUID of the caller's. The same request with the same id returns the same session."""
     scope: weightsync.v1.types_pb2.Scope.ValueType
@@ -316,6 +317,12 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
         them. They are counted and listed as ignored.
         """
 
+    @property
+    def prepared_lease(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the session may wait once it is prepared: a caller with many workers may be lost
+        between its two phases, or need longer for them. Absent: the lease. The worker may grant less.
+        """
+
     def __init__(
         self,
         *,
@@ -332,9 +339,10 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
         ignore_names: collections.abc.Iterable[builtins.str] | None = ...,
         check_finite: builtins.bool = ...,
         holder: builtins.str = ...,
+        prepared_lease: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cast", b"cast", "check_finite", b"check_finite", "expected_base_versions", b"expected_base_versions", "holder", b"holder", "ignore_names", b"ignore_names", "lease", b"lease", "mode", b"mode", "request_id", b"request_id", "scope", b"scope", "shared_tensors", b"shared_tensors", "targets", b"targets", "transports", b"transports", "weight_version", b"weight_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "prepared_lease", b"prepared_lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cast", b"cast", "check_finite", b"check_finite", "expected_base_versions", b"expected_base_versions", "holder", b"holder", "ignore_names", b"ignore_names", "lease", b"lease", "mode", b"mode", "prepared_lease", b"prepared_lease", "request_id", b"request_id", "scope", b"scope", "shared_tensors", b"shared_tensors", "targets", b"targets", "transports", b"transports", "weight_version", b"weight_version"]) -> None: ...
 
 global___StartWeightUpdateRequest = StartWeightUpdateRequest
 

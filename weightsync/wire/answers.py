@@ -124,6 +124,7 @@ def tensor_info_to_proto(tensor: TensorInfo) -> types_pb2.TensorInfo:
         share_group=tensor.share_group,
         written=tensor.written,
         composite=tensor.composite,
+        reloaded=tensor.reloaded,
     )
 
 
@@ -138,6 +139,7 @@ def tensor_info_from_proto(message: types_pb2.TensorInfo) -> TensorInfo:
         share_group=message.share_group,
         written=message.written,
         composite=message.composite,
+        reloaded=message.reloaded,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from weightsync.core.errors import InvalidRequestError, UnsupportedError
 from weightsync.core.types import (
@@ -52,7 +53,10 @@ def update_request_to_proto(request: UpdateRequest) -> StartWeightUpdateRequest:
         holder=request.holder,
     )
     if request.lease is not None:
-        message.lease.CopyFrom(duration_to_proto(_checked_lease(request.lease)))
+        message.lease.CopyFrom(duration_to_proto(_checked_lease(request.lease, "lease")))
+    if request.prepared_lease is not None:
+        seconds = _checked_lease(request.prepared_lease, "prepared_lease")
+        message.prepared_lease.CopyFrom(duration_to_proto(seconds))
     return message
 
 
@@ -76,6 +80,7 @@ def update_request_from_proto(message: StartWeightUpdateRequest, limits: Limits)
         )
     for field in ("request_id", "weight_version", "holder"):
         _check_text(getattr(message, field), field, limits)
+    check_count(len(message.ignore_names), "ignore_names", limits)
     for index, pattern in enumerate(message.ignore_names):
         _check_text(pattern, f"ignore_names[{index}]", limits)
     return UpdateRequest(
@@ -86,11 +91,8 @@ def update_request_from_proto(message: StartWeightUpdateRequest, limits: Limits)
         expected_base_versions=_base_versions(message),
         mode=enum_from_proto(UpdateMode, message.mode, "mode", default=UpdateMode.STAGED),
         transports=_transports(message),
-        lease=(
-            _checked_lease(duration_from_proto(message.lease))
-            if message.HasField("lease")
-            else None
-        ),
+        lease=_lease(message, "lease"),
+        prepared_lease=_lease(message, "prepared_lease"),
         shared_tensors=enum_from_proto(
             SharedTensorPolicy,
             message.shared_tensors,
@@ -135,12 +137,33 @@ def _transports(message: StartWeightUpdateRequest) -> tuple[Transport, ...]:
     return known
 
 
-def _checked_lease(seconds: float) -> float:
+def _lease(
+    message: StartWeightUpdateRequest, field: Literal["lease", "prepared_lease"]
+) -> float | None:
+    if not message.HasField(field):
+        return None
+    return _checked_lease(duration_from_proto(getattr(message, field)), field)
+
+
+def _checked_lease(seconds: float, field: str) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise InvalidRequestError(
-            f"lease is {seconds} seconds; it must be positive, or left out", subjects=["lease"]
+            f"{field} is {seconds} seconds; it must be positive, or left out", subjects=[field]
         )
     return seconds
+
+
+def check_count(count: int, field: str, limits: Limits) -> None:
+    """Refuse more names than a request may have.
+
+    Raises:
+        InvalidRequestError: there are more.
+    """
+    if count > limits.max_names:
+        raise InvalidRequestError(
+            f"{field} has {count} entries; at most {limits.max_names} are taken in one request",
+            subjects=[field],
+        )
 
 
 def _check_text(text: str, field: str, limits: Limits) -> None:

@@ -21,7 +21,9 @@ from google.rpc.status_pb2 import Status
 from weightsync.core.errors import (
     EngineUnavailableError,
     InvalidRequestError,
+    PermissionDeniedError,
     Reason,
+    UnauthenticatedError,
     UnsupportedError,
     WeightSyncError,
 )
@@ -62,6 +64,8 @@ CODES: Mapping[Reason, int] = {
     Reason.COMMIT_ROLLED_BACK: Code.INTERNAL,
     Reason.COMMIT_FAILED: Code.DATA_LOSS,
     Reason.INTERNAL: Code.INTERNAL,
+    Reason.UNAUTHENTICATED: Code.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: Code.PERMISSION_DENIED,
 }
 """Status code of each reason, as a number of google.rpc.Code."""
 
@@ -80,6 +84,8 @@ _CLASS_OF_BARE_CODE: Mapping[int, type[WeightSyncError]] = {
     Code.INVALID_ARGUMENT: InvalidRequestError,
     Code.UNIMPLEMENTED: UnsupportedError,
     Code.UNAVAILABLE: EngineUnavailableError,
+    Code.UNAUTHENTICATED: UnauthenticatedError,
+    Code.PERMISSION_DENIED: PermissionDeniedError,
 }
 
 # Details travel in trailers, of which gRPC takes 8 KiB. The text travels twice, once of these in

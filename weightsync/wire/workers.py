@@ -93,6 +93,10 @@ def _limits_to_proto(limits: Limits) -> types_pb2.Limits:
         max_arena_bytes=limits.max_arena_bytes,
         max_lease=duration_to_proto(limits.max_lease),
         max_dims=limits.max_dims,
+        max_names=limits.max_names,
+        max_sessions=limits.max_sessions,
+        max_watchers=limits.max_watchers,
+        max_readers=limits.max_readers,
     )
 
 
@@ -105,4 +109,8 @@ def _limits_from_proto(message: types_pb2.Limits) -> Limits:
         max_arena_bytes=message.max_arena_bytes,
         max_lease=duration_from_proto(message.max_lease),
         max_dims=message.max_dims,
+        max_names=message.max_names,
+        max_sessions=message.max_sessions,
+        max_watchers=message.max_watchers,
+        max_readers=message.max_readers,
     )
