@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from weightsync.core.errors import InvalidRequestError, WeightSyncError
+from weightsync.core.trace import Trace
 from weightsync.core.types import (
     CastPolicy,
     Scope,
@@ -24,7 +25,7 @@ from weightsync_client.names import NameMapping
 from weightsync_client.phases import concurrently, first_error
 from weightsync_client.planner import Rows
 from weightsync_client.progress import Progress
-from weightsync_client.session import Session, Ticket
+from weightsync_client.session import Session, Ticket, facts
 from weightsync_client.vllm import check_ranks, wait_for_ranks
 from weightsync_client.worker import Worker
 
@@ -35,14 +36,24 @@ Targets: TypeAlias = "Target | str | Iterable[Target | str]"
 
 
 class Fleet:
-    """Workers that are updated together: on all of them, or, up to a lost machine, on none."""
+    """Workers that are updated together: on all of them, or, up to a lost machine, on none.
 
-    def __init__(self, workers: Iterable[Worker | str]) -> None:
+    Attributes:
+        workers: In the order in which reports name them.
+        trace: Told of each step of each session.
+    """
+
+    def __init__(self, workers: Iterable[Worker | str], *, trace: Trace | None = None) -> None:
         """Name the workers, by address or connection.
+
+        Args:
+            workers: Those that are to hold the same version.
+            trace: Told of each step of each session, see `CLIENT_STEPS`.
 
         Raises:
             InvalidRequestError: none is named, or one twice.
         """
+        self.trace = trace or Trace()
         self._opened: list[Worker] = []
         self.workers: tuple[Worker, ...] = tuple(map(self._worker, workers))
         addresses = [worker.address for worker in self.workers]
@@ -140,6 +151,18 @@ class Fleet:
             check_finite=check_finite,
             holder=holder or f"{socket.gethostname()}:{os.getpid()}",
         )
+        with self.trace.span("start", **facts(request)):
+            return self._open(request, names=names, rows=rows, options=options, progress=progress)
+
+    def _open(
+        self,
+        request: UpdateRequest,
+        *,
+        names: NameMapping | None,
+        rows: Rows,
+        options: SendOptions | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> Session:
         started = concurrently(lambda worker: worker.start(request), self.workers)
         open_here = [
             (worker, info.session_id)
@@ -215,7 +238,7 @@ class Fleet:
 
         def member(place: tuple[Worker, str]) -> Member:
             worker, session_id = place
-            found = Member(worker, session_id, ticket.request, options)
+            found = Member(worker, session_id, ticket.request, options, self.trace)
             if missing_only and ticket.request.scope is Scope.FULL:
                 found.needs.restrict(worker.missing(session_id))
             return found
@@ -226,6 +249,7 @@ class Fleet:
         return Session(
             [m for m in members if isinstance(m, Member)],
             ticket.request,
+            trace=self.trace,
             joined=joined,
             names=names or NameMapping(),
             rows=rows,

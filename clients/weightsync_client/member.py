@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from weightsync.core.errors import EngineUnavailableError, UnknownSessionError, WeightSyncError
+from weightsync.core.trace import Trace
 from weightsync.core.types import ChecksumType, Scope, SessionState, Target, UpdateRequest
 from weightsync.core.views import CommitReport
 from weightsync_client.chunker import Message
@@ -48,7 +50,12 @@ class Member:
     """A worker and its session: the lanes into it, and its way through the two phases."""
 
     def __init__(
-        self, worker: Worker, session_id: str, request: UpdateRequest, options: SendOptions
+        self,
+        worker: Worker,
+        session_id: str,
+        request: UpdateRequest,
+        options: SendOptions,
+        trace: Trace,
     ) -> None:
         """Take an open session and ask what the worker needs."""
         self.worker = worker
@@ -56,6 +63,7 @@ class Member:
         self.limits = worker.info().limits
         self.needs = Needs(worker.tensors(request.targets), request)
         self.commit: CommitReport | None = None
+        self._trace = trace
         self._full = request.scope is Scope.FULL
         self._patience = options.patience
         window = options.window_bytes // options.streams
@@ -83,13 +91,18 @@ class Member:
     def prepare(self) -> None:
         """Take the first phase, unless the second is done already."""
         if self.commit is None:
-            self._patiently(self.worker.prepare)
+            with self._step("worker.prepare"):
+                self._patiently(self.worker.prepare)
 
     def finish(self) -> CommitReport:
         """Take the second phase. Idempotent."""
         if self.commit is None:
-            self.commit = self._patiently(self.worker.finish)
+            with self._step("worker.finish"):
+                self.commit = self._patiently(self.worker.finish)
         return self.commit
+
+    def _step(self, name: str) -> AbstractContextManager[dict[str, object]]:
+        return self._trace.span(name, worker=self.worker.address, session_id=self.session_id)
 
     def _patiently(self, call: Callable[[str], T]) -> T:
         """Call for the session; wait for an engine that can't pause right now.

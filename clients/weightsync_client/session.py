@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from weightsync.core.errors import InvalidRequestError, SessionStateError
+from weightsync.core.trace import Trace
 from weightsync.core.types import Target, UpdateRequest
 from weightsync_client.chunker import Chunker, Message
 from weightsync_client.member import Member, SendOptions
@@ -49,6 +50,7 @@ class Session:
         members: Sequence[Member],
         request: UpdateRequest,
         *,
+        trace: Trace,
         joined: bool,
         names: NameMapping,
         rows: Rows,
@@ -58,6 +60,7 @@ class Session:
         """Take the open sessions of all workers."""
         self._members = tuple(members)
         self._request = request
+        self._trace = trace
         self._joined = joined
         self._names = names
         self._report: FleetReport | None = None
@@ -120,11 +123,12 @@ class Session:
         self._check_open()
         model = self._target(target)
         stable = is_stable(source)
-        for shard in shards(source):
-            self._router.route(shard, model, names or self._names)
-            if not stable:
-                self._router.own()
-        self._router.own()
+        with self._trace.span("push", target=model, **facts(self._request)):
+            for shard in shards(source):
+                self._router.route(shard, model, names or self._names)
+                if not stable:
+                    self._router.own()
+            self._router.own()
 
     def settle(self) -> None:
         """Wait until the workers have all that was pushed.
@@ -132,10 +136,11 @@ class Session:
         Raises:
             WeightSyncError: what a worker refused, or that it can't be reached.
         """
-        self._router.flush()
-        error = first_error(concurrently(Member.settle, self._members))
-        if error is not None:
-            raise error
+        with self._trace.span("settle", **facts(self._request)):
+            self._router.flush()
+            error = first_error(concurrently(Member.settle, self._members))
+            if error is not None:
+                raise error
 
     def finish(self, commit: Callable[[Sequence[str]], object] | None = None) -> FleetReport:
         """Commit on all workers: prepare everywhere, then finish everywhere.
@@ -158,14 +163,16 @@ class Session:
             self._check_open()
             try:
                 self.settle()
-                prepare_all(self._members)
+                with self._trace.span("prepare", **facts(self._request)):
+                    prepare_all(self._members)
                 if commit is not None:
                     commit(self.ticket.session_ids)
             except BaseException as failure:
                 self.abort(f"not ready: {failure}")
                 raise
             self._ended = "finishing"
-        errors = finish_all(self._members)
+        with self._trace.span("finish", **facts(self._request)):
+            errors = finish_all(self._members)
         workers = [m.report(e) for m, e in zip(self._members, errors, strict=True)]
         self._report = FleetReport(
             weight_version=self._request.weight_version,
@@ -229,6 +236,16 @@ class Session:
         return target
 
     def _emit(self, workers: Workers, message: Message) -> None:
+        self._trace("message", workers=len(workers), nbytes=message.payload_bytes)
         for index in workers:
             self._members[index].send(message)
         self._meter.count(message.segments[-1].key, message.payload_bytes)
+
+
+def facts(request: UpdateRequest) -> dict[str, object]:
+    """Return what every step tells of its session, by the worker's words."""
+    return {
+        "targets": sorted(str(target) for target in request.targets),
+        "weight_version": request.weight_version,
+        "holder": request.holder,
+    }

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 Hook = Callable[[str, dict[str, object]], None]
 """Called with the name of a step and its facts.
@@ -14,16 +15,60 @@ What it raises before or within a step, the step raises. What has happened stand
 makes of it: there its error is logged only.
 """
 
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that hooks are told of.
+
+    Attributes:
+        name: What it is called.
+        text: What happens.
+        span: It takes a while, and is told of at its start and at its end.
+    """
+
+    name: str
+    text: str
+    span: bool = False
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """The names that hooks are called with."""
+        ends = ("started", "completed", "failed")
+        return tuple(f"{self.name}.{end}" for end in ends) if self.span else (self.name,)
+
+
+WORKER_STEPS = (
+    Step("session.started", "a session is open"),
+    Step("stream", "an UpdateWeights stream", span=True),
+    Step("chunk", "a message is checked and stored", span=True),
+    Step("prepare", "everything is checked before it may go live", span=True),
+    Step("commit", "the change, between two forward passes", span=True),
+    Step("commit.parameter", "a parameter is going to be written"),
+    Step("share.checked", "share groups were looked at after the change"),
+    Step("rollback", "a commit that failed is taken back", span=True),
+    Step("quarantine", "a target may not serve"),
+    Step("quarantine.lifted", "a target may serve again"),
+    Step("session.ended", "a session is over, for whatever reason"),
+)
+"""Each step that a worker tells of, in the order of a session."""
+
+CLIENT_STEPS = (
+    Step("start", "sessions are opened on all workers", span=True),
+    Step("push", "a source is read and sent", span=True),
+    Step("message", "a message is going to be sent"),
+    Step("settle", "workers acknowledge what was sent", span=True),
+    Step("prepare", "the first phase, on all workers", span=True),
+    Step("worker.prepare", "the first phase, on one worker", span=True),
+    Step("finish", "the second phase, on all workers", span=True),
+    Step("worker.finish", "the second phase, on one worker", span=True),
+)
+"""Each step that a client tells of, in the order of a session."""
+
 _log = logging.getLogger(__name__)
 
 
 class Trace:
-    """Tells hooks of steps: `NAME` for a point, `NAME.started/.completed/.failed` for a span.
-
-    Names in use: `session.started`, `session.ended`, `stream` (span), `chunk` (span), `prepare`
-    (span), `commit` (span), `commit.parameter`, `commit.pause`, `rollback` (span), `abort`,
-    `expire`, `quarantine`, `share.checked`.
-    """
+    """Tells hooks of steps: `NAME` for a point, `NAME.started/.completed/.failed` for a span."""
 
     def __init__(self, *hooks: Hook) -> None:
         """Start with some hooks."""
