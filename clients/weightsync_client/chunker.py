@@ -24,11 +24,13 @@ class Message:
         data: The `UpdateWeightsRequest`.
         segments: What its payload holds.
         payload_bytes: Length of the payload.
+        placed_bytes: Bytes that lie in the worker's arena already.
     """
 
     data: bytes
     segments: tuple[Segment, ...]
     payload_bytes: int
+    placed_bytes: int = 0
 
 
 class Chunker:

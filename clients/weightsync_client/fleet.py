@@ -143,6 +143,7 @@ class Fleet:
             request_id=str(uuid.uuid4()),
             expected_base_versions=tuple((expected_base_versions or {}).items()),
             mode=mode,
+            transports=(options or SendOptions()).transports,
             lease=lease,
             prepared_lease=prepared_lease,
             shared_tensors=shared_tensors,

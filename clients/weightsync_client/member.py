@@ -11,7 +11,14 @@ from typing import TypeVar
 
 from weightsync.core.errors import EngineUnavailableError, UnknownSessionError, WeightSyncError
 from weightsync.core.trace import Trace
-from weightsync.core.types import ChecksumType, Scope, SessionState, Target, UpdateRequest
+from weightsync.core.types import (
+    ChecksumType,
+    Scope,
+    SessionState,
+    Target,
+    Transport,
+    UpdateRequest,
+)
 from weightsync.core.views import CommitReport
 from weightsync_client.chunker import Message
 from weightsync_client.errors import ConnectionLostError, DeadlineError
@@ -33,6 +40,8 @@ class SendOptions:
     Attributes:
         checksum: How payloads are protected.
         chunk_bytes: Most payload per message; None: what the workers advise.
+        transports: The ways that bytes may take, the best first; shared memory only where worker
+            and sender are one user's on one host.
         streams: Connections per worker. More than one helps on fast networks with many cores.
         window_bytes: Most payload that is kept until a worker has acknowledged it.
         patience: How long to wait for a lost worker to come back, or for an engine that is not
@@ -41,6 +50,7 @@ class SendOptions:
 
     checksum: ChecksumType = ChecksumType.XXH3_64
     chunk_bytes: int | None = None
+    transports: tuple[Transport, ...] = (Transport.SHARED_MEMORY, Transport.INLINE)
     streams: int = 1
     window_bytes: int = 64 << 20
     patience: float = 30.0
@@ -62,6 +72,7 @@ class Member:
         self.session_id = session_id
         self.limits = worker.info().limits
         self.needs = Needs(worker.tensors(request.targets), request)
+        self.arena = worker.arena(session_id)
         self.commit: CommitReport | None = None
         self._trace = trace
         self._full = request.scope is Scope.FULL

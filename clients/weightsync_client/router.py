@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from weightsync.core.errors import InvalidRequestError, OverlapConflictError, UnknownTensorError
 from weightsync.core.names import IgnorePatterns
 from weightsync.core.regions import Region
 from weightsync.core.types import Target, TensorKey
-from weightsync_client.chunker import Chunker, Message
+from weightsync_client.carrier import Carrier
+from weightsync_client.chunker import Message
 from weightsync_client.names import NameMapping
 from weightsync_client.planner import Delivery, Planner
 from weightsync_client.shards import Shard, digest
 
 Workers = tuple[int, ...]
+
+Emit = Callable[[Workers, Message, bool], None]
+"""Takes the indices of workers, a message for them, and whether its bytes go to no one before:
+they are counted once, however many workers need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +37,26 @@ class Router:
         self,
         planner: Planner,
         ignore_names: tuple[str, ...],
-        open_chunker: Callable[[Callable[[Message], None]], Chunker],
-        emit: Callable[[Workers, Message], None],
+        open_carrier: Callable[[Workers, Callable[[Message], None]], Carrier],
+        emit: Emit,
+        alone: Collection[int] = (),
     ) -> None:
         """Start with nothing sent.
 
         Args:
             planner: Knows what the workers need.
             ignore_names: Patterns of names that no worker needs to have.
-            open_chunker: Makes a chunker that emits to a function.
-            emit: Takes a message and the indices of the workers that it is for.
+            open_carrier: Makes a carrier to workers, which emits messages to a function.
+            emit: Takes each message.
+            alone: Workers that need carriers of their own: no message of theirs fits others.
         """
         self.sent = Sent()
         self._planner = planner
         self._ignored = IgnorePatterns(ignore_names)
-        self._open_chunker = open_chunker
+        self._open_carrier = open_carrier
         self._emit = emit
-        self._chunkers: dict[Workers, Chunker] = {}
+        self._alone = frozenset(alone)
+        self._carriers: dict[tuple[Workers, bool], Carrier] = {}
         self._sources: dict[TensorKey, str] = {}
         self._tied: dict[tuple[Workers, TensorKey, Region], tuple[TensorKey, bytes]] = {}
 
@@ -68,21 +76,21 @@ class Router:
         array = shard.array
         for delivery in self._planner.plan(key, array.dtype, shard.shape, shard.region):
             self.sent.tensors.add(delivery.key)
-            chunker = self._chunker(delivery.workers)
             for box in delivery.boxes:
                 if delivery.tied and self._came_before(delivery, box, shard, key):
                     continue
-                chunker.add(delivery.key, delivery.shape, box, array, shard.region)
+                for carrier in self._carriers_to(delivery.workers):
+                    carrier.add(delivery.key, delivery.shape, box, array, shard.region)
 
     def own(self) -> None:
         """Copy what waits in unfinished messages: the source may change from now on."""
-        for chunker in self._chunkers.values():
-            chunker.own()
+        for carrier in self._carriers.values():
+            carrier.own()
 
     def flush(self) -> None:
         """Send unfinished messages."""
-        for chunker in self._chunkers.values():
-            chunker.flush()
+        for carrier in self._carriers.values():
+            carrier.flush()
 
     def _key(self, name: str, target: Target, names: NameMapping) -> TensorKey | None:
         try:
@@ -103,12 +111,19 @@ class Router:
                 subjects=[first, name],
             )
 
-    def _chunker(self, workers: Workers) -> Chunker:
-        if workers not in self._chunkers:
-            self._chunkers[workers] = self._open_chunker(
-                lambda message: self._emit(workers, message)
+    def _carriers_to(self, workers: Workers) -> Iterator[Carrier]:
+        groups: list[Workers] = [(worker,) for worker in workers if worker in self._alone]
+        if together := tuple(worker for worker in workers if worker not in self._alone):
+            groups.insert(0, together)
+        for group in groups:
+            yield self._carrier(group, first=group is groups[0])
+
+    def _carrier(self, workers: Workers, *, first: bool) -> Carrier:
+        if (workers, first) not in self._carriers:
+            self._carriers[workers, first] = self._open_carrier(
+                workers, lambda message: self._emit(workers, message, first)
             )
-        return self._chunkers[workers]
+        return self._carriers[workers, first]
 
     def _came_before(self, delivery: Delivery, box: Region, shard: Shard, key: TensorKey) -> bool:
         """Tell whether another name of the storage has brought these bytes."""

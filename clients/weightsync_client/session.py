@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from weightsync.core.errors import InvalidRequestError, SessionStateError
+from weightsync.core.errors import InvalidRequestError, SessionStateError, UnsupportedError
 from weightsync.core.trace import Trace
 from weightsync.core.types import Target, UpdateRequest
+from weightsync_client.carrier import Carrier
 from weightsync_client.chunker import Chunker, Message
 from weightsync_client.member import Member, SendOptions
 from weightsync_client.names import NameMapping
 from weightsync_client.phases import abort_all, concurrently, finish_all, first_error, prepare_all
+from weightsync_client.placer import Placer
 from weightsync_client.planner import Planner, Rows
 from weightsync_client.progress import Meter, Progress
 from weightsync_client.report import FleetError, FleetReport, Outcome
@@ -21,6 +23,7 @@ from weightsync_client.router import Router, Workers
 from weightsync_client.sources import Source, is_stable, shards
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
 
 
@@ -69,17 +72,15 @@ class Session:
         self._meter = Meter(progress, None if joined else planner.total_bytes())
         # One message must fit all workers that it may go to.
         max_payload = min(member.limits.max_payload_bytes for member in members)
-        max_segments = min(member.limits.max_segments for member in members)
+        self._max_payload = min(options.chunk_bytes or max_payload, max_payload)
+        self._max_segments = min(member.limits.max_segments for member in members)
+        self._checksum = options.checksum
         self._router = Router(
             planner,
             request.ignore_names,
-            lambda emit: Chunker(
-                emit,
-                max_payload_bytes=min(options.chunk_bytes or max_payload, max_payload),
-                max_segments=max_segments,
-                checksum=options.checksum,
-            ),
+            self._carrier,
             self._emit,
+            alone=[i for i, member in enumerate(members) if member.arena is not None],
         )
 
     def __repr__(self) -> str:
@@ -101,6 +102,34 @@ class Session:
         if self._report is None:
             raise SessionStateError(f"{self!r} is not finished", state=self._ended or "open")
         return self._report
+
+    def allocate(
+        self, names: Collection[str] | None = None, *, target: Target | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors that lie in the worker's arena: who computes into them copies nothing.
+
+        Push them like any others when they are written. They are for this session only: behind its
+        end they hold whatever the worker leaves there.
+
+        Args:
+            names: The worker's names; None: of all tensors that the worker holds whole.
+            target: The model; may be left out if the session has one only.
+
+        Raises:
+            UnsupportedError: the session has several workers, or its bytes come another way; or a
+                named tensor is not held whole.
+            UnknownTensorError: a named tensor can't be placed.
+        """
+        from weightsync_client.allocate import allocate  # noqa: PLC0415 - only here torch is needed
+
+        self._check_open()
+        arenas = [member.arena for member in self._members]
+        if len(arenas) != 1 or arenas[0] is None:
+            raise UnsupportedError(
+                "only a session with one worker, on this host and with shared memory, has an arena"
+                " to compute into; push from memory of your own"
+            )
+        return allocate(arenas[0], self._target(target), names)
 
     def push(
         self,
@@ -235,11 +264,24 @@ class Session:
             )
         return target
 
-    def _emit(self, workers: Workers, message: Message) -> None:
-        self._trace("message", workers=len(workers), nbytes=message.payload_bytes)
+    def _carrier(self, workers: Workers, emit: Callable[[Message], None]) -> Carrier:
+        inline = Chunker(
+            emit,
+            max_payload_bytes=self._max_payload,
+            max_segments=self._max_segments,
+            checksum=self._checksum,
+        )
+        arena = self._members[workers[0]].arena
+        if arena is None:
+            return inline
+        return Placer(emit, arena, inline, max_segments=self._max_segments)
+
+    def _emit(self, workers: Workers, message: Message, first: bool) -> None:  # noqa: FBT001
+        nbytes = message.payload_bytes + message.placed_bytes
+        self._trace("message", workers=len(workers), nbytes=nbytes)
         for index in workers:
             self._members[index].send(message)
-        self._meter.count(message.segments[-1].key, message.payload_bytes)
+        self._meter.count(message.segments[-1].key, nbytes if first else 0)
 
 
 def facts(request: UpdateRequest) -> dict[str, object]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from weightsync.core.types import Target, UpdateRequest
+from weightsync.core.types import Target, Transport, UpdateRequest
 from weightsync.core.views import (
     CommitReport,
     Event,
@@ -28,6 +29,7 @@ from weightsync.wire.chunk import Chunk, parse_read_chunk
 from weightsync.wire.convert import targets_to_proto
 from weightsync.wire.requests import update_request_to_proto
 from weightsync.wire.workers import worker_from_proto
+from weightsync_client.arenas import ArenaSocket, MappedArena
 from weightsync_client.channel import open_channel
 from weightsync_client.errors import ConnectionLostError, from_rpc
 from weightsync_client.idle import Messages, iterate
@@ -85,6 +87,7 @@ class Worker:
         self._stub = WeightSyncStub(self._channel)
         self._lanes: list[grpc.Channel] = []
         self._lock = threading.Lock()
+        self._arenas: ArenaSocket | None = None
 
     def __repr__(self) -> str:
         return f"Worker({self.address!r})"
@@ -109,9 +112,25 @@ class Worker:
 
     def start(self, request: UpdateRequest) -> SessionInfo:
         """Open a session. Idempotent by the request's id."""
+        if Transport.SHARED_MEMORY in request.transports:
+            request = replace(request, shared_memory_id=self._shared_memory_id())
         message = self._call(self._stub.StartWeightUpdate, update_request_to_proto(request))
         self._check_instance(message.instance_id)
         return answers.session_from_proto(message.session)
+
+    def arena(self, session_id: str) -> MappedArena | None:
+        """Map the arena of a session; None if its bytes come another way, or it has ended."""
+        if self.session(session_id).transport is not Transport.SHARED_MEMORY:
+            return None
+        if not self._shared_memory_id() or self._arenas is None:
+            return None  # Joined from another host.
+        request = pb.ListPlacementsRequest(session_id=session_id)
+        placements = (
+            answers.placement_from_proto(tensor)
+            for batch in self._each(self._stub.ListPlacements(request), self.timeout)
+            for tensor in batch.tensors
+        )
+        return MappedArena(self._arenas.map(session_id), placements)
 
     def session(self, session_id: str, *, wait: float | None = None) -> SessionInfo:
         """Return where a session stands; `wait` as for `info`."""
@@ -206,6 +225,9 @@ class Worker:
             for channel in (self._channel, *self._lanes):
                 channel.close()
             self._lanes.clear()
+            if self._arenas is not None:
+                self._arenas.close()
+                self._arenas = None
 
     def __enter__(self) -> Self:
         return self
@@ -219,6 +241,20 @@ class Worker:
         request = pb.GetWeightUpdateRequest(session_id=session_id, page_token=token, page_size=size)
         timeout = self.timeout if wait is None else wait
         return self._call(self._stub.GetWeightUpdate, request, timeout, wait=wait is not None)
+
+    def _shared_memory_id(self) -> str:
+        """Return what the worker's socket calls this client; empty: it is not on this host."""
+        with self._lock:
+            if self._arenas is not None and not self._arenas.alive:
+                self._arenas.close()
+                self._arenas = None
+            if self._arenas is None:
+                name = self.info().shared_memory_socket
+                try:
+                    self._arenas = ArenaSocket(name, self.timeout)
+                except OSError:
+                    return ""
+            return self._arenas.client_id
 
     def _lane(self, lane: int) -> grpc.Channel:
         with self._lock:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tests.client.live import Live
 
 
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """Serve over TCP."""
+@pytest.fixture(params=["inline", "shared memory"])
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """Serve over TCP, with each way for the bytes."""
     from tests.client.live import Live  # noqa: PLC0415
 
-    made = Live("127.0.0.1:0")
+    made = Live("127.0.0.1:0", shared_memory=request.param == "shared memory")
     with made.server, made.fleet:
         yield made
 

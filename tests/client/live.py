@@ -155,10 +155,10 @@ def without(state: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Ten
 class Live:
     """A served verifier and draft that share their embedding, and a fleet of that one worker."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, shared_memory: bool = True) -> None:
         self.verifier = tiny(0)
         self.draft = tiny(1)
         self.draft.embed.weight = self.verifier.embed.weight
-        self.server = serve(self.verifier, self.draft, address=address)
+        self.server = serve(self.verifier, self.draft, address=address, shared_memory=shared_memory)
         self.fleet = Fleet([self.server.address])
         self.worker = self.fleet.workers[0]

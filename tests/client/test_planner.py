@@ -81,7 +81,7 @@ class Workers:
         self.tensors = [np.zeros(shape, np.int16) for _ in range(number)]
         self.chunks: list[Chunk] = []
 
-    def take(self, group: tuple[int, ...], message: Message) -> None:
+    def take(self, group: tuple[int, ...], message: Message, _first: bool) -> None:
         """Take a message on each worker of a group."""
         chunk = parse_chunk(message.data, Limits())
         self.chunks.append(chunk)
@@ -113,7 +113,7 @@ def test_each_worker_gets_exactly_what_it_needs(
     router = Router(
         planner(*([info(shape, *regions)] for regions in needed)),
         (),
-        lambda emit: Chunker(
+        lambda _workers, emit: Chunker(
             emit,
             max_payload_bytes=max_payload,
             max_segments=max_segments,

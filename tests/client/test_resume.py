@@ -56,7 +56,7 @@ def line() -> Iterator[Line]:
     model = make(0)
     received: list[object] = []
     trace = Trace(lambda name, facts: received.append(facts) if name == "chunk.completed" else None)
-    with serve(model, trace=trace) as server:
+    with serve(model, trace=trace, shared_memory=False) as server:
         proxy = Proxy(server.address)
         yield Line(model, proxy, received, server.address)
         proxy.close()

@@ -30,14 +30,14 @@ class Copy:
         block: Where to.
         box: What it fills, in bytes of the block.
         dest: View of the block's memory.
-        source: View of the payload.
+        source: View of the payload; None: the bytes are there already.
         known: Parts of `box` that are there before this copy: they must be equal.
     """
 
     block: Block
     box: Region
     dest: Bytes
-    source: Bytes
+    source: Bytes | None
     known: list[Region]
 
     def run(self) -> None:
@@ -46,6 +46,8 @@ class Copy:
         Raises:
             OverlapConflictError: what is there already is not what is being sent.
         """
+        if self.source is None:
+            return
         for part in self.known:
             inner = part.relative_to(self.box).slices
             if not np.array_equal(self.dest[inner], self.source[inner]):
@@ -56,13 +58,21 @@ class Copy:
                     subjects=[str(self.block.key)],
                 )
         dtype = _ELEMENT.get(self.dest.shape[-1])
-        if dtype is not None and self.source.strides[-1] == 1 and not self._linear():
+        linear = self.source.flags.c_contiguous and self.dest.flags.c_contiguous
+        if dtype is not None and self.source.strides[-1] == 1 and not linear:
             np.copyto(self.dest.view(dtype), self.source.view(dtype))
         else:
             np.copyto(self.dest, self.source)
 
-    def _linear(self) -> bool:
-        return self.source.flags.c_contiguous and self.dest.flags.c_contiguous
+
+def claims(
+    segment: Segment, plan: TensorPlan, block_of: Callable[[Placement], Block]
+) -> Iterator[Copy]:
+    """Yield what a segment fills whose bytes are in place already; no byte is moved."""
+    region = in_bytes(segment.region, segment.dtype)
+    for box in region.runs(segment.byte_offset, segment.byte_length):
+        for block, dest, _, _ in _places(box, plan, block_of):
+            yield Copy(block, dest, block.memory[dest.slices], None, [])
 
 
 def scatter(
@@ -116,16 +126,23 @@ def _place(
     box: Region, piece: Bytes, plan: TensorPlan, block_of: Callable[[Placement], Block]
 ) -> Iterator[Copy]:
     elements = Region(box.offsets[:-1], box.sizes[:-1])
+    for block, dest, placement, common in _places(box, plan, block_of):
+        source = arrange(piece[common.relative_to(elements).slices], placement)
+        yield Copy(block, dest, block.memory[dest.slices], source, [])
+
+
+def _places(
+    box: Region, plan: TensorPlan, block_of: Callable[[Placement], Block]
+) -> Iterator[tuple[Block, Region, Placement, Region]]:
+    """Yield where a box of bytes lies: block, box in it, placement, and its part of the tensor."""
+    elements = Region(box.offsets[:-1], box.sizes[:-1])
     first, count = box.offsets[-1], box.sizes[-1]
     for placement in plan.placements:
         common = elements.intersect(placement.source)
-        if common is None:
-            continue
-        block = block_of(placement)
-        dest = placement.to_dest(common)
-        dest_bytes = Region((*dest.offsets, first), (*dest.sizes, count))
-        source = arrange(piece[common.relative_to(elements).slices], placement)
-        yield Copy(block, dest_bytes, block.memory[dest_bytes.slices], source, [])
+        if common is not None:
+            dest = placement.to_dest(common)
+            inside = Region((*dest.offsets, first), (*dest.sizes, count))
+            yield block_of(placement), inside, placement, common
 
 
 def arrange(source: Bytes, placement: Placement) -> Bytes:

@@ -9,7 +9,9 @@ import numpy as np
 
 from weightsync.arena.arena import ArenaBudget, Bytes
 from weightsync.arena.block import Block
-from weightsync.arena.scatter import Cast, Copy, scatter
+from weightsync.arena.homes import Homes
+from weightsync.arena.placing import ArenaPlan, check_placed, placements
+from weightsync.arena.scatter import Cast, Copy, claims, scatter
 from weightsync.core.coverage import Coverage
 from weightsync.core.dtypes import DType, check_cast
 from weightsync.core.errors import (
@@ -29,7 +31,7 @@ from weightsync.core.types import (
     TensorKey,
     UpdateRequest,
 )
-from weightsync.core.views import MissingTensor
+from weightsync.core.views import MissingTensor, TensorPlacement
 from weightsync.layout.plan import Layout, ParameterSpec, Placement, TensorPlan
 from weightsync.layout.shares import ParameterKey, Shares
 
@@ -56,6 +58,7 @@ class Staging:
         memory: Memory,
         budget: ArenaBudget,
         cast: Cast,
+        arena: ArenaPlan | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to take a session's chunks.
@@ -67,33 +70,35 @@ class Staging:
             memory: Where blocks lie; called once per storage, when its first byte comes.
             budget: What the bytes are counted against.
             cast: Converts elements, for sessions that allow it.
+            arena: Where blocks lie in an arena that a client maps; None: no client does.
             release: Called once, when the memory is needed no more.
 
         Raises:
             ArenaFullError: a FULL session needs more than the budget has left.
         """
         self._request = request
-        self._layouts = {t: layouts[t] for t in sorted(request.targets, key=lambda t: t.value)}
-        self._shares = shares
+        self._homes = Homes(request.targets, layouts, shares)
         self._memory = memory
         self._budget = budget
         self._cast = cast
+        self._arena = arena
         self._release = release
         self._ignore = IgnorePatterns(request.ignore_names)
         self._changed = threading.Condition()
         self._blocks: dict[ParameterKey, Block] = {}
-        self._needed = self._needed_boxes() if request.scope is Scope.FULL else {}
+        self._needed = self._homes.needed() if request.scope is Scope.FULL else {}
         self._declared: dict[TensorKey, dict[Region, None]] = {}
         self._ignored: dict[str, None] = {}
         self._writers = 0
         self._closed = False
         self._freed = False
         self._full_bytes = sum(
-            sum(box.numel for box in boxes) * self._spec(key).dtype.itemsize
+            sum(box.numel for box in boxes) * self._homes.spec(key).dtype.itemsize
             for key, boxes in self._needed.items()
         )
         self._covered_bytes = 0
-        self._reserved = self._full_bytes
+        # Who maps the arena can fill all of it, whatever is said of it.
+        self._reserved = self._full_bytes if arena is None else arena.size
         budget.reserve(self._reserved)
 
     # -- what it holds -------------------------------------------------------------------------
@@ -133,16 +138,16 @@ class Staging:
         with self._changed:
             declared = {key: tuple(regions) for key, regions in self._declared.items()}
         for key, regions in declared.items():
-            plan = self._layouts[key.target].tensors[key.name]
+            plan = self._homes.layouts[key.target].tensors[key.name]
             yield from self._missing_of(key.target, plan, regions)
 
     def _missing_of_full(self) -> Iterator[MissingTensor]:
         seen: set[str] = set()
-        for target, layout in self._layouts.items():
+        for target, layout in self._homes.layouts.items():
             for plan in layout.tensors.values():
                 key = TensorKey(target, plan.name)
-                group = self._shares.group(key)
-                if plan.composite or group in seen or self._is_foreign(key):
+                group = self._homes.shares.group(key)
+                if plan.composite or group in seen or self._homes.is_foreign(key):
                     continue
                 if group:
                     seen.add(group)
@@ -153,7 +158,7 @@ class Staging:
     ) -> Iterator[MissingTensor]:
         missing = Coverage()
         for placement in plan.placements:
-            home = self._home(ParameterKey(target, placement.parameter))
+            home = self._homes.of(ParameterKey(target, placement.parameter))
             for region in regions:
                 wanted = region.intersect(placement.source)
                 if wanted is None:
@@ -175,6 +180,11 @@ class Staging:
                 target, plan.name, missing.boxes, missing.numel * plan.dtype.itemsize
             )
 
+    def placements(self) -> Iterator[TensorPlacement]:
+        """Yield where tensors lie in the arena, those that may be placed; none without one."""
+        if self._arena is not None:
+            yield from placements(self._homes, self._arena, self._request.shared_tensors)
+
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, segments: Sequence[Segment], payload: memoryview) -> None:
@@ -194,8 +204,9 @@ class Staging:
         ignored: list[str] = []
         start = 0
         for segment in segments:
-            data = payload[start : start + segment.byte_length]
-            start += segment.byte_length
+            length = 0 if segment.placed else segment.byte_length
+            data = payload[start : start + length]
+            start += length
             plan = self._plan(segment)
             if plan is None:
                 ignored.append(segment.name)
@@ -205,9 +216,12 @@ class Staging:
             target = segment.target
 
             def block_of(placement: Placement, target: Target = target) -> Block:
-                return self._block(self._home(ParameterKey(target, placement.parameter)))
+                return self._block(self._homes.of(ParameterKey(target, placement.parameter)))
 
-            copies.extend(scatter(segment, plan, data, block_of, self._cast))
+            if segment.placed:
+                copies.extend(claims(segment, plan, block_of))
+            else:
+                copies.extend(scatter(segment, plan, data, block_of, self._cast))
         new_bytes = self._claim(copies)
         try:
             for copy in copies:
@@ -218,7 +232,7 @@ class Staging:
         self._settle(copies, new_bytes, declared, ignored)
 
     def _plan(self, segment: Segment) -> TensorPlan | None:
-        layout = self._layouts.get(segment.target)
+        layout = self._homes.layouts.get(segment.target)
         if layout is None:
             raise InvalidRequestError(
                 f"tensor {segment.name!r} is for the {segment.target}, which this session does"
@@ -245,13 +259,16 @@ class Staging:
                 f"tensor {segment.name!r} is bool, but has bytes other than 0 and 1",
                 subjects=["payload"],
             )
-        if self._request.shared_tensors is SharedTensorPolicy.REFUSE and self._is_foreign(
+        if segment.placed:
+            check_placed(segment, plan, self._arena)
+        if self._request.shared_tensors is SharedTensorPolicy.REFUSE and self._homes.is_foreign(
             segment.key
         ):
+            group = self._homes.shares.group(segment.key) or "in part"
             raise SharedWeightError(
-                f"the draft's tensor {segment.name!r} is one storage with the verifier's"
-                f" ({self._shares.group(segment.key) or 'in part'}): leave it out, send it in a"
-                " session with both targets, or choose a policy for shared tensors",
+                f"the draft's tensor {segment.name!r} is one storage with the verifier's ({group}):"
+                " leave it out, send it in a session with both targets, or choose a policy for"
+                " shared tensors",
                 subjects=[segment.name],
             )
 
@@ -272,13 +289,13 @@ class Staging:
                 mine = new.setdefault(block, Coverage())
                 if not block.coverage and not mine:
                     mine.add(copy.box)
-                    charge += 0 if block.needed else mine.numel
+                    charge += 0 if block.needed or self._arena else mine.numel
                     continue
                 copy.known = [*block.coverage.overlaps(copy.box), *mine.overlaps(copy.box)]
                 before = mine.numel
                 for piece in block.coverage.missing(copy.box):
                     mine.add(piece)
-                if not block.needed:
+                if not (block.needed or self._arena):
                     charge += mine.numel - before
             self._budget.reserve(charge)
             self._reserved += charge
@@ -328,41 +345,17 @@ class Staging:
 
     # -- where things lie ----------------------------------------------------------------------
 
-    def _home(self, key: ParameterKey) -> ParameterKey:
-        """Return the key under which a parameter's storage is staged."""
-        owner = self._shares.owner(key)
-        if owner.target in self._layouts:
-            return owner
-        return self._shares.first(owner, key.target)
-
-    def _is_foreign(self, key: TensorKey) -> bool:
-        return Target.VERIFIER not in self._layouts and self._shares.belongs_to_verifier(key)
-
-    def _spec(self, key: ParameterKey) -> ParameterSpec:
-        return self._layouts[key.target].parameters[key.name]
-
     def _block(self, home: ParameterKey) -> Block:
         with self._changed:
             block = self._blocks.get(home)
             if block is None:
-                spec = self._spec(home)
+                spec = self._homes.spec(home)
                 block = Block(
                     home,
                     spec.dtype,
                     self._memory(home, spec),
                     self._needed.get(home, ()),
-                    foreign=self._shares.owner(home).target not in self._layouts,
+                    foreign=self._homes.is_foreign_storage(home),
                 )
                 self._blocks[home] = block
             return block
-
-    def _needed_boxes(self) -> dict[ParameterKey, tuple[Region, ...]]:
-        needed: dict[ParameterKey, Coverage] = {}
-        for target, layout in self._layouts.items():
-            for name in layout.parameters:
-                owner = self._shares.owner(ParameterKey(target, name))
-                if owner.target in self._layouts:
-                    union = needed.setdefault(owner, Coverage())
-                    for box in layout.needed(name):
-                        union.add(box)
-        return {key: union.boxes for key, union in needed.items() if union}

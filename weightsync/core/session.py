@@ -36,6 +36,7 @@ class Session:
         expires: When its lease runs out, on the table's clock.
         state: Where it stands.
         sealed: True while it is being prepared or committed: no chunk, no abort, no expiry.
+        transport: The way of its bytes.
         streams: Number of open streams.
         received_bytes: Payload bytes taken, repeats included.
         end_reason: Why it ended, when it was not committed.
@@ -51,6 +52,7 @@ class Session:
     expires: float
     state: SessionState = SessionState.OPEN
     sealed: bool = False
+    transport: Transport = Transport.INLINE
     streams: int = 0
     received_bytes: int = 0
     end_reason: str = ""
@@ -92,7 +94,7 @@ class Session:
             mode=self.request.mode,
             weight_version=self.request.weight_version,
             holder=self.request.holder,
-            transport=Transport.INLINE,
+            transport=self.transport,
             create_time=self.created + wall_offset,
             expire_time=self.expires + wall_offset,
             received_bytes=self.received_bytes,

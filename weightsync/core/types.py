@@ -88,6 +88,7 @@ class Transport(enum.Enum):
     """How bytes reach the worker."""
 
     INLINE = 1
+    SHARED_MEMORY = 2
 
 
 class Encoding(enum.Enum):
@@ -131,6 +132,7 @@ class Segment:
         byte_offset: First byte, counted in the region's row-major bytes.
         byte_length: Number of bytes.
         encoding: How to read them.
+        placed: They are in the mapped arena already, and not in the payload.
     """
 
     target: Target
@@ -141,6 +143,7 @@ class Segment:
     byte_offset: int
     byte_length: int
     encoding: Encoding = Encoding.DENSE
+    placed: bool = False
 
     @property
     def key(self) -> TensorKey:
@@ -234,3 +237,4 @@ class UpdateRequest:
     check_finite: bool = False
     holder: str = ""
     prepared_lease: float | None = None
+    shared_memory_id: str = ""

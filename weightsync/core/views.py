@@ -83,6 +83,28 @@ class WorkerInfo:
     limits: Limits
     modes: tuple[UpdateMode, ...]
     controls: tuple[str, ...]
+    transports: tuple[Transport, ...] = (Transport.INLINE,)
+    shared_memory_socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """One part of a tensor in an arena; see the message `Placement`. `strides` are bytes."""
+
+    region: Region
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlacement:
+    """Where one tensor lies in an arena; see the message of the same name."""
+
+    target: Target
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: tuple[PlacedPart, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from weightsync.apply.bits import live_memory
 from weightsync.apply.cast import cast
 from weightsync.apply.checks import Live
 from weightsync.arena.arena import Arena, ArenaBudget, Arenas, Bytes
+from weightsync.arena.placing import ArenaPlan
 from weightsync.arena.staging import Memory, Staging
 from weightsync.core.errors import (
     BaseVersionMismatchError,
@@ -95,8 +96,6 @@ def check(request: UpdateRequest, models: Models) -> None:
 
 
 def _check_way(request: UpdateRequest, models: Models) -> None:
-    if Transport.INLINE not in request.transports:
-        raise UnsupportedError("this worker takes bytes inline only; offer TRANSPORT_INLINE")
     if request.mode is UpdateMode.IN_PLACE:
         if UpdateMode.IN_PLACE not in modes(models.live()):
             raise UnsupportedError(
@@ -138,6 +137,7 @@ def make(
         ArenaFullError: it would not fit.
     """
     request, plan = session.request, models.plan
+    arena: Arena | None
     if request.mode is UpdateMode.IN_PLACE:
         live = models.live()
         staging = Staging(
@@ -148,8 +148,12 @@ def make(
             budget=ArenaBudget(plan_bytes(plan.layouts)),
             cast=cast,
         )
+        arena = None
     else:
-        arena, memory = _lay_out(request, plan.layouts, arenas)
+        shared = session.transport is Transport.SHARED_MEMORY
+        arena, arena_plan, memory = _lay_out(
+            request, plan.layouts, arenas, request.shared_memory_id if shared else ""
+        )
         try:
             staging = Staging(
                 request,
@@ -158,6 +162,7 @@ def make(
                 memory=memory,
                 budget=budget,
                 cast=cast,
+                arena=arena_plan if shared else None,
                 release=lambda: arenas.give_back(arena),
             )
         except BaseException:
@@ -175,6 +180,7 @@ def make(
             live=models.live,
             trace=trace,
         ),
+        arena,
     )
 
 
@@ -184,8 +190,8 @@ def plan_bytes(layouts: Mapping[Target, Layout]) -> int:
 
 
 def _lay_out(
-    request: UpdateRequest, layouts: Mapping[Target, Layout], arenas: Arenas
-) -> tuple[Arena, Memory]:
+    request: UpdateRequest, layouts: Mapping[Target, Layout], arenas: Arenas, client: str
+) -> tuple[Arena, ArenaPlan, Memory]:
     """Give every parameter that the session may write its place; only written pages take memory."""
     keys = [
         (ParameterKey(target, spec.name), spec)
@@ -195,10 +201,10 @@ def _lay_out(
     ends = itertools.accumulate(-(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT for _, spec in keys)
     offsets = dict(zip((key for key, _ in keys), (0, *ends), strict=False))
     size = max((offsets[key] + spec.nbytes for key, spec in keys), default=0)
-    arena = arenas.take(size)
+    arena = arenas.take(size, client)
 
     def memory(key: ParameterKey, spec: ParameterSpec) -> Bytes:
         view = arena.view(offsets[key], spec.nbytes)
         return view.reshape(*spec.shape, spec.dtype.itemsize)
 
-    return arena, memory
+    return arena, ArenaPlan(size, offsets), memory

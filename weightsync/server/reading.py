@@ -39,6 +39,11 @@ class Reader:
         self._changing = 0
         self._changes = 0
 
+    @property
+    def admission(self) -> Admission:
+        """Lets a limited number of readers in."""
+        return self._readers
+
     # -- the other side ------------------------------------------------------------------------
 
     def begin_change(self) -> None:

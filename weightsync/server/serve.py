@@ -32,6 +32,7 @@ def serve(
     reflection: bool | None = None,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
+    shared_memory: bool = True,
     limits: Limits | None = None,
     trace: Trace | None = None,
     log: FilteringBoundLogger | None = None,
@@ -47,6 +48,7 @@ def serve(
         reflection: Describe the services to tools like grpcurl; None: only to this host.
         metrics_port: Port of `/metrics`, 0 for a free one; None: no `/metrics`.
         metrics_host: Where `/metrics` listens.
+        shared_memory: Let clients of the same user on this host write into the arena.
         limits: Sizes that are enforced.
         trace: Gets each step of each session.
         log: Where events are logged; None: the standard library's logger `weightsync.server`.
@@ -58,7 +60,9 @@ def serve(
         raise InvalidRequestError(
             "give modules or an engine, not both", subjects=["verifier", "draft", "engine"]
         )
-    config = ServerConfig(address, allow_insecure, reflection, metrics_host, metrics_port)
+    config = ServerConfig(
+        address, allow_insecure, reflection, metrics_host, metrics_port, shared_memory
+    )
     worker = Worker(engine or _engine_for(verifier, draft), limits=limits or Limits(), trace=trace)
     logger = log or make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
     try:

@@ -86,6 +86,8 @@ class Server:
         except BaseException:
             self._metrics.close()
             raise
+        if config.shared_memory:
+            worker.lending.listen(f"weightsync-{worker.instance_id}")
         self._hooks = [
             worker.trace.add(hook)
             for hook in (trace_log(log), self._metrics.hook, self._end_streams)

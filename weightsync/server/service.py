@@ -62,6 +62,14 @@ class WeightSyncService:
             max_payload_bytes=limits.max_payload_bytes,
         )
 
+    def list_placements(
+        self, request: pb.ListPlacementsRequest, _call: grpc.ServicerContext
+    ) -> Iterator[pb.ListPlacementsResponse]:
+        """Tell where tensors lie in a shared arena, in batches."""
+        placements = self._worker.placements(request.session_id)
+        for batch in _batches(map(answers.placement_to_proto, placements)):
+            yield pb.ListPlacementsResponse(tensors=batch)
+
     def update_weights(
         self, messages: Iterator[bytes], call: grpc.ServicerContext
     ) -> pb.UpdateWeightsResponse:

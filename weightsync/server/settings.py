@@ -22,6 +22,7 @@ class ServerConfig:
         reflection: Describe the services to tools like grpcurl; None: only to this host.
         metrics_host: Where `/metrics` listens.
         metrics_port: Its port, 0 for a free one; None: no `/metrics`.
+        shared_memory: Let clients of the same user on this host write into the arena.
     """
 
     address: str = "127.0.0.1:0"
@@ -29,6 +30,7 @@ class ServerConfig:
     reflection: bool | None = None
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    shared_memory: bool = True
 
 
 _DEFAULT = ServerConfig()
@@ -53,6 +55,7 @@ class ServerSettings(BaseSettings):
     reflection: bool | None = _DEFAULT.reflection
     metrics_host: str = _DEFAULT.metrics_host
     metrics_port: int | None = _DEFAULT.metrics_port
+    shared_memory: bool = _DEFAULT.shared_memory
     limits: Limits = Limits()
     log_format: LogFormat = LogFormat.CONSOLE
     log_level: Literal["debug", "info", "warning", "error"] = "info"

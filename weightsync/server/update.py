@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from weightsync.arena.arena import Arena
 from weightsync.arena.staging import Staging
 from weightsync.core.session import Session
 from weightsync.core.types import TensorKey, UpdateMode
@@ -25,6 +26,7 @@ class Update:
         plan: The layouts that it was opened with.
         staging: What has arrived.
         commit: Its two phases.
+        arena: Where its bytes lie; None for IN_PLACE.
         phase: Held while it is prepared, committed or aborted.
         started: When it was opened, on the performance counter.
         touched: True once a byte may have reached a live weight (IN_PLACE).
@@ -36,6 +38,7 @@ class Update:
     plan: Plan
     staging: Staging
     commit: Commit
+    arena: Arena | None = None
     phase: threading.Lock = field(default_factory=threading.Lock)
     started: float = field(default_factory=time.perf_counter)
     touched: bool = False
@@ -67,7 +70,7 @@ class StreamSink:
             WeightSyncError: as UpdateWeights in the contract.
         """
         self._expire_time = self._take(chunk)
-        self._bytes += len(chunk.payload)
+        self._bytes += chunk.nbytes
         self._chunks += 1
         self._sent.update(segment.key for segment in chunk.segments)
 

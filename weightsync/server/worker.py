@@ -12,24 +12,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weightsync import __version__
-from weightsync.arena.arena import ArenaBudget, Arenas
+from weightsync.arena.arena import ArenaBudget
 from weightsync.core.admission import Admission
 from weightsync.core.errors import DrainingError, SessionStateError
 from weightsync.core.events import EventStream
 from weightsync.core.trace import Trace
-from weightsync.core.types import Limits, SessionState, Target, UpdateRequest
+from weightsync.core.types import Limits, SessionState, Target, Transport, UpdateRequest
 from weightsync.core.views import (
     CommitReport,
     EventKind,
     MissingTensor,
     PrepareReport,
     SessionInfo,
+    TensorPlacement,
     WorkerInfo,
 )
 from weightsync.engines.base import Engine
 from weightsync.server import opening
 from weightsync.server.books import Books, facts
 from weightsync.server.finishing import Finisher
+from weightsync.server.lending import Lending, not_shared
 from weightsync.server.reading import Reader
 from weightsync.server.reaper import Reaper
 from weightsync.server.switch import EngineSwitch
@@ -47,6 +49,7 @@ class Worker:
         limits: Sizes that are enforced.
         trace: Told of every step.
         reader: Live weights out.
+        lending: Hands arenas to clients on the same host.
         switch: Holds, puts to sleep and wakes the engine.
     """
 
@@ -68,7 +71,7 @@ class Worker:
         # Once: to look at every tensor is too much for a call that answers at all times.
         self._modes = opening.modes(books.models.live())
         self._budget = ArenaBudget(self.limits.max_arena_bytes)
-        self._arenas = Arenas(self.limits.max_spare_bytes)
+        self.lending = Lending(books)
         self._streams = Admission("UpdateWeights streams", self.limits.max_streams)
         self._reaper = Reaper(books.lock, books.table.next_expiry, books.expire)
         self._finisher = Finisher(books, self._reaper.wake)
@@ -97,6 +100,8 @@ class Worker:
             limits=self.limits,
             modes=self._modes,
             controls=self.switch.controls,
+            transports=self.lending.transports,
+            shared_memory_socket=self.lending.socket,
         )
 
     def targets(self, named: frozenset[Target] = frozenset()) -> list[Target]:
@@ -175,15 +180,17 @@ class Worker:
         books = self._books
         books.models.refresh()
         opening.check(request, books.models)
+        transport = self.lending.choose(request)
         session = books.table.open(request, time.monotonic(), wall_offset=books.wall_offset)
         session.sealed = True
+        session.transport = transport
         try:
             update = opening.make(
                 session,
                 self._engine,
                 books.models,
                 budget=self._budget,
-                arenas=self._arenas,
+                arenas=self.lending.arenas,
                 trace=self.trace,
             )
         except BaseException:
@@ -216,8 +223,8 @@ class Worker:
 
     def _take(self, update: Update, chunk: Chunk) -> float:
         """Take one chunk; return the new end of the lease, in Unix seconds."""
-        session, lock = update.session, self._books.lock
-        with self.trace.span("chunk", session_id=session.session_id, nbytes=len(chunk.payload)):
+        session, lock, nbytes = update.session, self._books.lock, chunk.nbytes
+        with self.trace.span("chunk", session_id=session.session_id, nbytes=nbytes):
             with lock:
                 session.check_open()
                 session.renew(time.monotonic())
@@ -226,7 +233,7 @@ class Worker:
             update.touched = update.touched or bool(chunk.segments)
             update.staging.write(chunk.segments, chunk.payload)
             with lock:
-                session.received_bytes += len(chunk.payload)
+                session.received_bytes += nbytes
                 session.renew(time.monotonic())
                 return session.expires + self._books.wall_offset
 
@@ -257,6 +264,20 @@ class Worker:
             if index >= start:
                 page.append(tensor)
         return page, None
+
+    def placements(self, session_id: str) -> Iterator[TensorPlacement]:
+        """Yield where the tensors of a session lie in its arena.
+
+        Raises:
+            UnknownSessionError, SessionStateError, SessionExpiredError: there is no open session.
+            UnsupportedError: its bytes come another way.
+            TooManyStreamsError: too many are reading.
+        """
+        update = self._books.update(session_id)
+        if update.session.transport is not Transport.SHARED_MEMORY:
+            raise not_shared(session_id)
+        with self.reader.admission:
+            yield from update.staging.placements()
 
     # -- ... to its end ------------------------------------------------------------------------
 
@@ -315,5 +336,5 @@ class Worker:
             with update.phase:
                 books.end(update, SessionState.ABORTED, "the worker is stopping")
         self._reaper.close()
-        self._arenas.close()
+        self.lending.close()
         books.events.close()

@@ -26,45 +26,45 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weightsync/v1/types.proto\x12\rweightsync.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x06Region\x12\x0f\n\x07offsets\x18\x01 \x03(\x04\x12\r\n\x05sizes\x18\x02 \x03(\x04\"\xf1\x01\n\x07Segment\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05\x64type\x18\x03 \x01(\x0e\x32\x17.weightsync.v1.DataType\x12\r\n\x05shape\x18\x04 \x03(\x04\x12%\n\x06region\x18\x05 \x01(\x0b\x32\x15.weightsync.v1.Region\x12\x13\n\x0b\x62yte_offset\x18\x06 \x01(\x04\x12\x13\n\x0b\x62yte_length\x18\x07 \x01(\x04\x12)\n\x08\x65ncoding\x18\x08 \x01(\x0e\x32\x17.weightsync.v1.Encoding\"\xb9\x03\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.weightsync.v1.SessionState\x12&\n\x07targets\x18\x03 \x03(\x0e\x32\x15.weightsync.v1.Target\x12#\n\x05scope\x18\x04 \x01(\x0e\x32\x14.weightsync.v1.Scope\x12\'\n\x04mode\x18\x05 \x01(\x0e\x32\x19.weightsync.v1.UpdateMode\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\x12\x0e\n\x06holder\x18\x07 \x01(\t\x12+\n\ttransport\x18\x08 \x01(\x0e\x32\x18.weightsync.v1.Transport\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0ereceived_bytes\x18\x0b \x01(\x04\x12\x15\n\rmissing_bytes\x18\x0c \x01(\x04\x12\x12\n\nend_reason\x18\r \x01(\t\"\xeb\x01\n\nTensorInfo\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05\x64type\x18\x03 \x01(\x0e\x32\x17.weightsync.v1.DataType\x12\r\n\x05shape\x18\x04 \x03(\x04\x12&\n\x07regions\x18\x05 \x03(\x0b\x32\x15.weightsync.v1.Region\x12\x13\n\x0bshare_group\x18\x06 \x01(\t\x12\x0f\n\x07written\x18\x07 \x01(\x08\x12\x11\n\tcomposite\x18\x08 \x01(\x08\x12\x10\n\x08reloaded\x18\t \x01(\x08\"\xb1\x02\n\x0cTargetStatus\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.weightsync.v1.TargetState\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\x12\x13\n\x0bnum_tensors\x18\x04 \x01(\x04\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x15\n\rnum_unwritten\x18\x06 \x01(\x04\x12\x13\n\x0bnum_commits\x18\x07 \x01(\x04\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x19\n\x11quarantine_reason\x18\t \x01(\t\x12\x34\n\x10last_commit_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x93\x02\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x16\n\x0emax_name_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cmax_segments\x18\x03 \x01(\x04\x12\x13\n\x0bmax_streams\x18\x04 \x01(\x04\x12\x17\n\x0fmax_arena_bytes\x18\x05 \x01(\x04\x12,\n\tmax_lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08max_dims\x18\x07 \x01(\x04\x12\x13\n\x0bmax_readers\x18\x08 \x01(\x04\x12\x14\n\x0cmax_watchers\x18\t \x01(\x04\x12\x14\n\x0cmax_sessions\x18\n \x01(\x04\x12\x11\n\tmax_names\x18\x0b \x01(\x04*G\n\x06Target\x12\x16\n\x12TARGET_UNSPECIFIED\x10\x00\x12\x13\n\x0fTARGET_VERIFIER\x10\x01\x12\x10\n\x0cTARGET_DRAFT\x10\x02*\xa7\x04\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06\x12\x14\n\x10\x44\x41TA_TYPE_UINT16\x10\x07\x12\x14\n\x10\x44\x41TA_TYPE_UINT32\x10\x08\x12\x14\n\x10\x44\x41TA_TYPE_UINT64\x10\t\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\n\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x0b\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x0c\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\r\x12\x1b\n\x17\x44\x41TA_TYPE_FLOAT8_E4M3FN\x10\x0e\x12\x1d\n\x19\x44\x41TA_TYPE_FLOAT8_E4M3FNUZ\x10\x0f\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x10\x12\x1d\n\x19\x44\x41TA_TYPE_FLOAT8_E5M2FNUZ\x10\x11\x12\x1c\n\x18\x44\x41TA_TYPE_FLOAT8_E8M0FNU\x10\x12\x12\x1e\n\x1a\x44\x41TA_TYPE_FLOAT4_E2M1FN_X2\x10\x13\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x14\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x15*8\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_DENSE\x10\x01*z\n\x0c\x43hecksumType\x12\x1d\n\x19\x43HECKSUM_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HECKSUM_TYPE_NONE\x10\x01\x12\x19\n\x15\x43HECKSUM_TYPE_XXH3_64\x10\x02\x12\x18\n\x14\x43HECKSUM_TYPE_CRC32C\x10\x04*<\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x14\n\x10TRANSPORT_INLINE\x10\x01*A\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x0e\n\nSCOPE_FULL\x10\x01\x12\x11\n\rSCOPE_PARTIAL\x10\x02*[\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12UPDATE_MODE_STAGED\x10\x01\x12\x18\n\x14UPDATE_MODE_IN_PLACE\x10\x02*\xa4\x01\n\x12SharedTensorPolicy\x12$\n SHARED_TENSOR_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSHARED_TENSOR_POLICY_REFUSE\x10\x01\x12%\n!SHARED_TENSOR_POLICY_ACCEPT_EQUAL\x10\x02\x12 \n\x1cSHARED_TENSOR_POLICY_UNSHARE\x10\x03*X\n\nCastPolicy\x12\x1b\n\x17\x43\x41ST_POLICY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41ST_POLICY_REFUSE\x10\x01\x12\x15\n\x11\x43\x41ST_POLICY_ALLOW\x10\x02*z\n\x0bTargetState\x12\x1c\n\x18TARGET_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TARGET_STATE_READY\x10\x01\x12\x17\n\x13TARGET_STATE_ASLEEP\x10\x02\x12\x1c\n\x18TARGET_STATE_QUARANTINED\x10\x03*\xce\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_OPEN\x10\x01\x12\x1a\n\x16SESSION_STATE_PREPARED\x10\x02\x12\x1b\n\x17SESSION_STATE_COMMITTED\x10\x03\x12\x19\n\x15SESSION_STATE_ABORTED\x10\x04\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x05\x12\x18\n\x14SESSION_STATE_FAILED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weightsync/v1/types.proto\x12\rweightsync.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x06Region\x12\x0f\n\x07offsets\x18\x01 \x03(\x04\x12\r\n\x05sizes\x18\x02 \x03(\x04\"\x81\x02\n\x07Segment\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05\x64type\x18\x03 \x01(\x0e\x32\x17.weightsync.v1.DataType\x12\r\n\x05shape\x18\x04 \x03(\x04\x12%\n\x06region\x18\x05 \x01(\x0b\x32\x15.weightsync.v1.Region\x12\x13\n\x0b\x62yte_offset\x18\x06 \x01(\x04\x12\x13\n\x0b\x62yte_length\x18\x07 \x01(\x04\x12)\n\x08\x65ncoding\x18\x08 \x01(\x0e\x32\x17.weightsync.v1.Encoding\x12\x0e\n\x06placed\x18\t \x01(\x08\"\xb9\x03\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.weightsync.v1.SessionState\x12&\n\x07targets\x18\x03 \x03(\x0e\x32\x15.weightsync.v1.Target\x12#\n\x05scope\x18\x04 \x01(\x0e\x32\x14.weightsync.v1.Scope\x12\'\n\x04mode\x18\x05 \x01(\x0e\x32\x19.weightsync.v1.UpdateMode\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\x12\x0e\n\x06holder\x18\x07 \x01(\t\x12+\n\ttransport\x18\x08 \x01(\x0e\x32\x18.weightsync.v1.Transport\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0ereceived_bytes\x18\x0b \x01(\x04\x12\x15\n\rmissing_bytes\x18\x0c \x01(\x04\x12\x12\n\nend_reason\x18\r \x01(\t\"\xeb\x01\n\nTensorInfo\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05\x64type\x18\x03 \x01(\x0e\x32\x17.weightsync.v1.DataType\x12\r\n\x05shape\x18\x04 \x03(\x04\x12&\n\x07regions\x18\x05 \x03(\x0b\x32\x15.weightsync.v1.Region\x12\x13\n\x0bshare_group\x18\x06 \x01(\t\x12\x0f\n\x07written\x18\x07 \x01(\x08\x12\x11\n\tcomposite\x18\x08 \x01(\x08\x12\x10\n\x08reloaded\x18\t \x01(\x08\"\xb1\x02\n\x0cTargetStatus\x12%\n\x06target\x18\x01 \x01(\x0e\x32\x15.weightsync.v1.Target\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.weightsync.v1.TargetState\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\x12\x13\n\x0bnum_tensors\x18\x04 \x01(\x04\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x15\n\rnum_unwritten\x18\x06 \x01(\x04\x12\x13\n\x0bnum_commits\x18\x07 \x01(\x04\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x19\n\x11quarantine_reason\x18\t \x01(\t\x12\x34\n\x10last_commit_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x93\x02\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x16\n\x0emax_name_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cmax_segments\x18\x03 \x01(\x04\x12\x13\n\x0bmax_streams\x18\x04 \x01(\x04\x12\x17\n\x0fmax_arena_bytes\x18\x05 \x01(\x04\x12,\n\tmax_lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08max_dims\x18\x07 \x01(\x04\x12\x13\n\x0bmax_readers\x18\x08 \x01(\x04\x12\x14\n\x0cmax_watchers\x18\t \x01(\x04\x12\x14\n\x0cmax_sessions\x18\n \x01(\x04\x12\x11\n\tmax_names\x18\x0b \x01(\x04*G\n\x06Target\x12\x16\n\x12TARGET_UNSPECIFIED\x10\x00\x12\x13\n\x0fTARGET_VERIFIER\x10\x01\x12\x10\n\x0cTARGET_DRAFT\x10\x02*\xa7\x04\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06\x12\x14\n\x10\x44\x41TA_TYPE_UINT16\x10\x07\x12\x14\n\x10\x44\x41TA_TYPE_UINT32\x10\x08\x12\x14\n\x10\x44\x41TA_TYPE_UINT64\x10\t\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\n\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x0b\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x0c\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\r\x12\x1b\n\x17\x44\x41TA_TYPE_FLOAT8_E4M3FN\x10\x0e\x12\x1d\n\x19\x44\x41TA_TYPE_FLOAT8_E4M3FNUZ\x10\x0f\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x10\x12\x1d\n\x19\x44\x41TA_TYPE_FLOAT8_E5M2FNUZ\x10\x11\x12\x1c\n\x18\x44\x41TA_TYPE_FLOAT8_E8M0FNU\x10\x12\x12\x1e\n\x1a\x44\x41TA_TYPE_FLOAT4_E2M1FN_X2\x10\x13\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x14\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x15*8\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_DENSE\x10\x01*z\n\x0c\x43hecksumType\x12\x1d\n\x19\x43HECKSUM_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HECKSUM_TYPE_NONE\x10\x01\x12\x19\n\x15\x43HECKSUM_TYPE_XXH3_64\x10\x02\x12\x18\n\x14\x43HECKSUM_TYPE_CRC32C\x10\x04*Y\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x14\n\x10TRANSPORT_INLINE\x10\x01\x12\x1b\n\x17TRANSPORT_SHARED_MEMORY\x10\x02*A\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x0e\n\nSCOPE_FULL\x10\x01\x12\x11\n\rSCOPE_PARTIAL\x10\x02*[\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12UPDATE_MODE_STAGED\x10\x01\x12\x18\n\x14UPDATE_MODE_IN_PLACE\x10\x02*\xa4\x01\n\x12SharedTensorPolicy\x12$\n SHARED_TENSOR_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSHARED_TENSOR_POLICY_REFUSE\x10\x01\x12%\n!SHARED_TENSOR_POLICY_ACCEPT_EQUAL\x10\x02\x12 \n\x1cSHARED_TENSOR_POLICY_UNSHARE\x10\x03*X\n\nCastPolicy\x12\x1b\n\x17\x43\x41ST_POLICY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41ST_POLICY_REFUSE\x10\x01\x12\x15\n\x11\x43\x41ST_POLICY_ALLOW\x10\x02*z\n\x0bTargetState\x12\x1c\n\x18TARGET_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TARGET_STATE_READY\x10\x01\x12\x17\n\x13TARGET_STATE_ASLEEP\x10\x02\x12\x1c\n\x18TARGET_STATE_QUARANTINED\x10\x03*\xce\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_OPEN\x10\x01\x12\x1a\n\x16SESSION_STATE_PREPARED\x10\x02\x12\x1b\n\x17SESSION_STATE_COMMITTED\x10\x03\x12\x19\n\x15SESSION_STATE_ABORTED\x10\x04\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x05\x12\x18\n\x14SESSION_STATE_FAILED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weightsync.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TARGET']._serialized_start=1663
-  _globals['_TARGET']._serialized_end=1734
-  _globals['_DATATYPE']._serialized_start=1737
-  _globals['_DATATYPE']._serialized_end=2288
-  _globals['_ENCODING']._serialized_start=2290
-  _globals['_ENCODING']._serialized_end=2346
-  _globals['_CHECKSUMTYPE']._serialized_start=2348
-  _globals['_CHECKSUMTYPE']._serialized_end=2470
-  _globals['_TRANSPORT']._serialized_start=2472
-  _globals['_TRANSPORT']._serialized_end=2532
-  _globals['_SCOPE']._serialized_start=2534
-  _globals['_SCOPE']._serialized_end=2599
-  _globals['_UPDATEMODE']._serialized_start=2601
-  _globals['_UPDATEMODE']._serialized_end=2692
-  _globals['_SHAREDTENSORPOLICY']._serialized_start=2695
-  _globals['_SHAREDTENSORPOLICY']._serialized_end=2859
-  _globals['_CASTPOLICY']._serialized_start=2861
-  _globals['_CASTPOLICY']._serialized_end=2949
-  _globals['_TARGETSTATE']._serialized_start=2951
-  _globals['_TARGETSTATE']._serialized_end=3073
-  _globals['_SESSIONSTATE']._serialized_start=3076
-  _globals['_SESSIONSTATE']._serialized_end=3282
+  _globals['_TARGET']._serialized_start=1679
+  _globals['_TARGET']._serialized_end=1750
+  _globals['_DATATYPE']._serialized_start=1753
+  _globals['_DATATYPE']._serialized_end=2304
+  _globals['_ENCODING']._serialized_start=2306
+  _globals['_ENCODING']._serialized_end=2362
+  _globals['_CHECKSUMTYPE']._serialized_start=2364
+  _globals['_CHECKSUMTYPE']._serialized_end=2486
+  _globals['_TRANSPORT']._serialized_start=2488
+  _globals['_TRANSPORT']._serialized_end=2577
+  _globals['_SCOPE']._serialized_start=2579
+  _globals['_SCOPE']._serialized_end=2644
+  _globals['_UPDATEMODE']._serialized_start=2646
+  _globals['_UPDATEMODE']._serialized_end=2737
+  _globals['_SHAREDTENSORPOLICY']._serialized_start=2740
+  _globals['_SHAREDTENSORPOLICY']._serialized_end=2904
+  _globals['_CASTPOLICY']._serialized_start=2906
+  _globals['_CASTPOLICY']._serialized_end=2994
+  _globals['_TARGETSTATE']._serialized_start=2996
+  _globals['_TARGETSTATE']._serialized_end=3118
+  _globals['_SESSIONSTATE']._serialized_start=3121
+  _globals['_SESSIONSTATE']._serialized_end=3327
   _globals['_REGION']._serialized_start=109
   _globals['_REGION']._serialized_end=149
   _globals['_SEGMENT']._serialized_start=152
-  _globals['_SEGMENT']._serialized_end=393
-  _globals['_SESSION']._serialized_start=396
-  _globals['_SESSION']._serialized_end=837
-  _globals['_TENSORINFO']._serialized_start=840
-  _globals['_TENSORINFO']._serialized_end=1075
-  _globals['_TARGETSTATUS']._serialized_start=1078
-  _globals['_TARGETSTATUS']._serialized_end=1383
-  _globals['_LIMITS']._serialized_start=1386
-  _globals['_LIMITS']._serialized_end=1661
+  _globals['_SEGMENT']._serialized_end=409
+  _globals['_SESSION']._serialized_start=412
+  _globals['_SESSION']._serialized_end=853
+  _globals['_TENSORINFO']._serialized_start=856
+  _globals['_TENSORINFO']._serialized_end=1091
+  _globals['_TARGETSTATUS']._serialized_start=1094
+  _globals['_TARGETSTATUS']._serialized_end=1399
+  _globals['_LIMITS']._serialized_start=1402
+  _globals['_LIMITS']._serialized_end=1677
 # @@protoc_insertion_point(module_scope)

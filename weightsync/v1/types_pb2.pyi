@@ -210,6 +210,10 @@ class _TransportEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Never valid."""
     TRANSPORT_INLINE: _Transport.ValueType  # 1
     """In the payload of the gRPC message."""
+    TRANSPORT_SHARED_MEMORY: _Transport.ValueType  # 2
+    """The caller maps the arena and writes into it: same host and same user. Messages say what lies
+    there, by segments that are `placed`; others may still come inline.
+    """
 
 class Transport(_Transport, metaclass=_TransportEnumTypeWrapper):
     """How a session's bytes reach the worker."""
@@ -218,6 +222,10 @@ TRANSPORT_UNSPECIFIED: Transport.ValueType  # 0
 """Never valid."""
 TRANSPORT_INLINE: Transport.ValueType  # 1
 """In the payload of the gRPC message."""
+TRANSPORT_SHARED_MEMORY: Transport.ValueType  # 2
+"""The caller maps the arena and writes into it: same host and same user. Messages say what lies
+there, by segments that are `placed`; others may still come inline.
+"""
 global___Transport = Transport
 
 class _Scope:
@@ -443,7 +451,8 @@ global___Region = Region
 @typing.final
 class Segment(google.protobuf.message.Message):
     """A run of bytes of one region of one tensor. The segments of a message lie in its payload one
-    after the other, in order, without gaps; their lengths MUST add up to the payload's.
+    after the other, in order, without gaps; their lengths MUST add up to the payload's. Segments
+    that are `placed` have no part in the payload.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -456,6 +465,7 @@ class Segment(google.protobuf.message.Message):
     BYTE_OFFSET_FIELD_NUMBER: builtins.int
     BYTE_LENGTH_FIELD_NUMBER: builtins.int
     ENCODING_FIELD_NUMBER: builtins.int
+    PLACED_FIELD_NUMBER: builtins.int
     target: global___Target.ValueType
     """The model that is meant; MUST be one of the session's targets."""
     name: builtins.str
@@ -468,6 +478,10 @@ class Segment(google.protobuf.message.Message):
     """How many bytes of the payload belong to this segment."""
     encoding: global___Encoding.ValueType
     """How the bytes are to be read."""
+    placed: builtins.bool
+    """True if the caller has written these bytes into the mapped arena, where ListPlacements says,
+    in the worker's element type. Only in sessions with TRANSPORT_SHARED_MEMORY.
+    """
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Global shape of the tensor, however it is sharded."""
@@ -487,9 +501,10 @@ class Segment(google.protobuf.message.Message):
         byte_offset: builtins.int = ...,
         byte_length: builtins.int = ...,
         encoding: global___Encoding.ValueType = ...,
+        placed: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["region", b"region"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["byte_length", b"byte_length", "byte_offset", b"byte_offset", "dtype", b"dtype", "encoding", b"encoding", "name", b"name", "region", b"region", "shape", b"shape", "target", b"target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byte_length", b"byte_length", "byte_offset", b"byte_offset", "dtype", b"dtype", "encoding", b"encoding", "name", b"name", "placed", b"placed", "region", b"region", "shape", b"shape", "target", b"target"]) -> None: ...
 
 global___Segment = Segment
 

@@ -179,6 +179,11 @@ class Capabilities(google.protobuf.message.Message):
     MODES_FIELD_NUMBER: builtins.int
     DTYPES_FIELD_NUMBER: builtins.int
     CONTROLS_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_SOCKET_FIELD_NUMBER: builtins.int
+    shared_memory_socket: builtins.str
+    """Name of the abstract unix socket that hands out arenas, without the leading zero byte; empty:
+    none.
+    """
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weightsync.v1.types_pb2.Transport.ValueType]:
         """Ways for the bytes."""
@@ -212,8 +217,9 @@ class Capabilities(google.protobuf.message.Message):
         modes: collections.abc.Iterable[weightsync.v1.types_pb2.UpdateMode.ValueType] | None = ...,
         dtypes: collections.abc.Iterable[weightsync.v1.types_pb2.DataType.ValueType] | None = ...,
         controls: collections.abc.Iterable[builtins.str] | None = ...,
+        shared_memory_socket: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checksums", b"checksums", "controls", b"controls", "dtypes", b"dtypes", "encodings", b"encodings", "modes", b"modes", "transports", b"transports"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksums", b"checksums", "controls", b"controls", "dtypes", b"dtypes", "encodings", b"encodings", "modes", b"modes", "shared_memory_socket", b"shared_memory_socket", "transports", b"transports"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -277,6 +283,7 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
     CHECK_FINITE_FIELD_NUMBER: builtins.int
     HOLDER_FIELD_NUMBER: builtins.int
     PREPARED_LEASE_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """A UUID of the caller's. The same request with the same id returns the same session."""
     scope: weightsync.v1.types_pb2.Scope.ValueType
@@ -293,6 +300,10 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
     """Refuse to commit NaN and infinity."""
     holder: builtins.str
     """Who is asking, for people: it is shown to others who find the target busy."""
+    shared_memory_id: builtins.str
+    """For TRANSPORT_SHARED_MEMORY: what the worker's socket said when the caller connected, which
+    shows that both are on one host. Without it that transport is passed over.
+    """
     @property
     def targets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weightsync.v1.types_pb2.Target.ValueType]:
         """The models that the session writes: one, or both together."""
@@ -340,9 +351,10 @@ class StartWeightUpdateRequest(google.protobuf.message.Message):
         check_finite: builtins.bool = ...,
         holder: builtins.str = ...,
         prepared_lease: google.protobuf.duration_pb2.Duration | None = ...,
+        shared_memory_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease", "prepared_lease", b"prepared_lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cast", b"cast", "check_finite", b"check_finite", "expected_base_versions", b"expected_base_versions", "holder", b"holder", "ignore_names", b"ignore_names", "lease", b"lease", "mode", b"mode", "prepared_lease", b"prepared_lease", "request_id", b"request_id", "scope", b"scope", "shared_tensors", b"shared_tensors", "targets", b"targets", "transports", b"transports", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cast", b"cast", "check_finite", b"check_finite", "expected_base_versions", b"expected_base_versions", "holder", b"holder", "ignore_names", b"ignore_names", "lease", b"lease", "mode", b"mode", "prepared_lease", b"prepared_lease", "request_id", b"request_id", "scope", b"scope", "shared_memory_id", b"shared_memory_id", "shared_tensors", b"shared_tensors", "targets", b"targets", "transports", b"transports", "weight_version", b"weight_version"]) -> None: ...
 
 global___StartWeightUpdateRequest = StartWeightUpdateRequest
 
@@ -475,6 +487,115 @@ class UpdateWeightsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["applied_tensors", b"applied_tensors", "expire_time", b"expire_time", "ignored_names", b"ignored_names", "received_bytes", b"received_bytes", "received_chunks", b"received_chunks"]) -> None: ...
 
 global___UpdateWeightsResponse = UpdateWeightsResponse
+
+@typing.final
+class ListPlacementsRequest(google.protobuf.message.Message):
+    """Request of ListPlacements."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+
+global___ListPlacementsRequest = ListPlacementsRequest
+
+@typing.final
+class ListPlacementsResponse(google.protobuf.message.Message):
+    """A batch of tensors."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENSORS_FIELD_NUMBER: builtins.int
+    @property
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TensorPlacement]:
+        """Those that may be placed, in the order of ListTensors."""
+
+    def __init__(
+        self,
+        *,
+        tensors: collections.abc.Iterable[global___TensorPlacement] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tensors", b"tensors"]) -> None: ...
+
+global___ListPlacementsResponse = ListPlacementsResponse
+
+@typing.final
+class TensorPlacement(google.protobuf.message.Message):
+    """Where one tensor lies in an arena. An element at the index `i` of a region, counted from its
+    first element, lies `offset + sum(i[d] * strides[d])` bytes from the arena's beginning.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    PLACEMENTS_FIELD_NUMBER: builtins.int
+    target: weightsync.v1.types_pb2.Target.ValueType
+    """The model."""
+    name: builtins.str
+    """Checkpoint name."""
+    dtype: weightsync.v1.types_pb2.DataType.ValueType
+    """Element type in the arena."""
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Global shape."""
+
+    @property
+    def placements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Placement]:
+        """The parts of the tensor; what lies in several parts is to be written to each."""
+
+    def __init__(
+        self,
+        *,
+        target: weightsync.v1.types_pb2.Target.ValueType = ...,
+        name: builtins.str = ...,
+        dtype: weightsync.v1.types_pb2.DataType.ValueType = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        placements: collections.abc.Iterable[global___Placement] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "name", b"name", "placements", b"placements", "shape", b"shape", "target", b"target"]) -> None: ...
+
+global___TensorPlacement = TensorPlacement
+
+@typing.final
+class Placement(google.protobuf.message.Message):
+    """One part of a tensor in an arena."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    STRIDES_FIELD_NUMBER: builtins.int
+    offset: builtins.int
+    """Where its first element lies, in bytes."""
+    @property
+    def region(self) -> weightsync.v1.types_pb2.Region:
+        """The part, in elements of the tensor."""
+
+    @property
+    def strides(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Bytes from one index to the next, per dimension of the tensor."""
+
+    def __init__(
+        self,
+        *,
+        region: weightsync.v1.types_pb2.Region | None = ...,
+        offset: builtins.int = ...,
+        strides: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["region", b"region"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["offset", b"offset", "region", b"region", "strides", b"strides"]) -> None: ...
+
+global___Placement = Placement
 
 @typing.final
 class GetWeightUpdateRequest(google.protobuf.message.Message):

@@ -64,6 +64,11 @@ class WeightSyncStub(object):
                 request_serializer=weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
+        self.ListPlacements = channel.unary_stream(
+                '/weightsync.v1.WeightSync/ListPlacements',
+                request_serializer=weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsRequest.SerializeToString,
+                response_deserializer=weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsResponse.FromString,
+                _registered_method=True)
         self.GetWeightUpdate = channel.unary_unary(
                 '/weightsync.v1.WeightSync/GetWeightUpdate',
                 request_serializer=weightsync_dot_v1_dot_weight__sync__pb2.GetWeightUpdateRequest.SerializeToString,
@@ -161,6 +166,23 @@ class WeightSyncServicer(object):
         - FAILED_PRECONDITION / SHARED_WEIGHT: the policy protects the verifier's tensor.
         - UNIMPLEMENTED / UNSUPPORTED: an unknown encoding.
         - RESOURCE_EXHAUSTED / ARENA_FULL, TOO_MANY_STREAMS: no room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPlacements(self, request, context):
+        """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
+
+        The arena comes from the unix socket that Capabilities names. Connect, read one line: the
+        connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
+        with the arena's file descriptor beside it, or the end of the connection. Keep the connection
+        open as long as the arena is mapped.
+
+        - NOT_FOUND / UNKNOWN_SESSION: no such session.
+        - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
+        - UNIMPLEMENTED / UNSUPPORTED: the session has another transport.
+        - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,6 +287,11 @@ def add_WeightSyncServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'ListPlacements': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListPlacements,
+                    request_deserializer=weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsRequest.FromString,
+                    response_serializer=weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsResponse.SerializeToString,
             ),
             'GetWeightUpdate': grpc.unary_unary_rpc_method_handler(
                     servicer.GetWeightUpdate,
@@ -420,6 +447,33 @@ class WeightSync(object):
             '/weightsync.v1.WeightSync/UpdateWeights',
             weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsRequest.SerializeToString,
             weightsync_dot_v1_dot_weight__sync__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlacements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weightsync.v1.WeightSync/ListPlacements',
+            weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsRequest.SerializeToString,
+            weightsync_dot_v1_dot_weight__sync__pb2.ListPlacementsResponse.FromString,
             options,
             channel_credentials,
             insecure,

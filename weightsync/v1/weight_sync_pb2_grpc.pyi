@@ -82,6 +82,23 @@ class WeightSyncStub:
     - RESOURCE_EXHAUSTED / ARENA_FULL, TOO_MANY_STREAMS: no room.
     """
 
+    ListPlacements: grpc.UnaryStreamMultiCallable[
+        weightsync.v1.weight_sync_pb2.ListPlacementsRequest,
+        weightsync.v1.weight_sync_pb2.ListPlacementsResponse,
+    ]
+    """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
+
+    The arena comes from the unix socket that Capabilities names. Connect, read one line: the
+    connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
+    with the arena's file descriptor beside it, or the end of the connection. Keep the connection
+    open as long as the arena is mapped.
+
+    - NOT_FOUND / UNKNOWN_SESSION: no such session.
+    - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
+    - UNIMPLEMENTED / UNSUPPORTED: the session has another transport.
+    - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
+    """
+
     GetWeightUpdate: grpc.UnaryUnaryMultiCallable[
         weightsync.v1.weight_sync_pb2.GetWeightUpdateRequest,
         weightsync.v1.weight_sync_pb2.GetWeightUpdateResponse,
@@ -221,6 +238,23 @@ class WeightSyncAsyncStub:
     - FAILED_PRECONDITION / SHARED_WEIGHT: the policy protects the verifier's tensor.
     - UNIMPLEMENTED / UNSUPPORTED: an unknown encoding.
     - RESOURCE_EXHAUSTED / ARENA_FULL, TOO_MANY_STREAMS: no room.
+    """
+
+    ListPlacements: grpc.aio.UnaryStreamMultiCallable[
+        weightsync.v1.weight_sync_pb2.ListPlacementsRequest,
+        weightsync.v1.weight_sync_pb2.ListPlacementsResponse,
+    ]
+    """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
+
+    The arena comes from the unix socket that Capabilities names. Connect, read one line: the
+    connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
+    with the arena's file descriptor beside it, or the end of the connection. Keep the connection
+    open as long as the arena is mapped.
+
+    - NOT_FOUND / UNKNOWN_SESSION: no such session.
+    - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
+    - UNIMPLEMENTED / UNSUPPORTED: the session has another transport.
+    - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
     """
 
     GetWeightUpdate: grpc.aio.UnaryUnaryMultiCallable[
@@ -370,6 +404,25 @@ class WeightSyncServicer(metaclass=abc.ABCMeta):
         - FAILED_PRECONDITION / SHARED_WEIGHT: the policy protects the verifier's tensor.
         - UNIMPLEMENTED / UNSUPPORTED: an unknown encoding.
         - RESOURCE_EXHAUSTED / ARENA_FULL, TOO_MANY_STREAMS: no room.
+        """
+
+    @abc.abstractmethod
+    def ListPlacements(
+        self,
+        request: weightsync.v1.weight_sync_pb2.ListPlacementsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weightsync.v1.weight_sync_pb2.ListPlacementsResponse], collections.abc.AsyncIterator[weightsync.v1.weight_sync_pb2.ListPlacementsResponse]]:
+        """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
+
+        The arena comes from the unix socket that Capabilities names. Connect, read one line: the
+        connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
+        with the arena's file descriptor beside it, or the end of the connection. Keep the connection
+        open as long as the arena is mapped.
+
+        - NOT_FOUND / UNKNOWN_SESSION: no such session.
+        - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
+        - UNIMPLEMENTED / UNSUPPORTED: the session has another transport.
+        - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
         """
 
     @abc.abstractmethod

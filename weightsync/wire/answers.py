@@ -21,12 +21,14 @@ from weightsync.core.views import (
     Event,
     EventKind,
     MissingTensor,
+    PlacedPart,
     PrepareReport,
     SessionInfo,
     StreamReport,
     TargetStatus,
     TensorDigest,
     TensorInfo,
+    TensorPlacement,
 )
 from weightsync.v1 import types_pb2, weight_sync_pb2
 from weightsync.wire.convert import (
@@ -140,6 +142,36 @@ def tensor_info_from_proto(message: types_pb2.TensorInfo) -> TensorInfo:
         written=message.written,
         composite=message.composite,
         reloaded=message.reloaded,
+    )
+
+
+def placement_to_proto(tensor: TensorPlacement) -> weight_sync_pb2.TensorPlacement:
+    """Return the message of a tensor in an arena."""
+    return weight_sync_pb2.TensorPlacement(
+        target=types_pb2.Target.ValueType(tensor.target.value),
+        name=tensor.name,
+        dtype=types_pb2.DataType.ValueType(tensor.dtype.value),
+        shape=tensor.shape,
+        placements=[
+            weight_sync_pb2.Placement(
+                region=region_to_proto(part.region), offset=part.offset, strides=part.strides
+            )
+            for part in tensor.parts
+        ],
+    )
+
+
+def placement_from_proto(message: weight_sync_pb2.TensorPlacement) -> TensorPlacement:
+    """Return the tensor in an arena of a message."""
+    return TensorPlacement(
+        target=enum_from_proto(Target, message.target, "target"),
+        name=message.name,
+        dtype=enum_from_proto(DType, message.dtype, "dtype"),
+        shape=tuple(message.shape),
+        parts=tuple(
+            PlacedPart(region_from_proto(part.region), part.offset, tuple(part.strides))
+            for part in message.placements
+        ),
     )
 
 

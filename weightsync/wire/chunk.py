@@ -36,7 +36,8 @@ class Chunk:
 
     Attributes:
         session_id: The session; empty where the stream has named it before, and in reads.
-        segments: What the payload holds; their lengths add up to the payload's.
+        segments: What the payload holds, or the arena already; the lengths of those that are not
+            placed add up to the payload's.
         checksum_type: How the chunk is protected; see `check`.
         checksum: The checksum that the sender computed.
         payload: The bytes, read-only, within the message as it was received.
@@ -51,6 +52,12 @@ class Chunk:
     payload: memoryview
     weight_version: str = ""
     table: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it brings, in the payload or beside it."""
+        placed = sum(segment.byte_length for segment in self.segments if segment.placed)
+        return len(self.payload) + placed
 
     def check(self) -> None:
         """Compare the segments and the payload with the checksum; parsing has not done so.
@@ -209,7 +216,7 @@ def _take_apart(
 
 
 def _check_length(segments: Sequence[Segment], length: int) -> None:
-    named = sum(segment.byte_length for segment in segments)
+    named = sum(segment.byte_length for segment in segments if not segment.placed)
     if named != length:
         raise MalformedPayloadError(
             f"the payload has {length} bytes, but its {len(segments)} segments name {named}; "

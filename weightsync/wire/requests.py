@@ -51,6 +51,7 @@ def update_request_to_proto(request: UpdateRequest) -> StartWeightUpdateRequest:
         ignore_names=request.ignore_names,
         check_finite=request.check_finite,
         holder=request.holder,
+        shared_memory_id=request.shared_memory_id,
     )
     if request.lease is not None:
         message.lease.CopyFrom(duration_to_proto(_checked_lease(request.lease, "lease")))
@@ -78,7 +79,7 @@ def update_request_from_proto(message: StartWeightUpdateRequest, limits: Limits)
             "weight_version is empty; give what the targets will hold a name",
             subjects=["weight_version"],
         )
-    for field in ("request_id", "weight_version", "holder"):
+    for field in ("request_id", "weight_version", "holder", "shared_memory_id"):
         _check_text(getattr(message, field), field, limits)
     check_count(len(message.ignore_names), "ignore_names", limits)
     for index, pattern in enumerate(message.ignore_names):
@@ -103,6 +104,7 @@ def update_request_from_proto(message: StartWeightUpdateRequest, limits: Limits)
         ignore_names=tuple(message.ignore_names),
         check_finite=message.check_finite,
         holder=message.holder,
+        shared_memory_id=message.shared_memory_id,
     )
 
 

@@ -43,6 +43,7 @@ def segment_to_proto(segment: Segment) -> types_pb2.Segment:
         byte_offset=segment.byte_offset,
         byte_length=segment.byte_length,
         encoding=types_pb2.Encoding.ValueType(segment.encoding.value),
+        placed=segment.placed,
     )
 
 
@@ -101,6 +102,7 @@ def _parse(raw: bytes, limits: Limits) -> Segment:
         message.byte_offset,
         message.byte_length,
         _encoding(message.encoding),
+        message.placed,
     )
     available = segment.region.numel * dtype.itemsize
     end = segment.byte_offset + segment.byte_length

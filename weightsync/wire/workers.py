@@ -28,12 +28,13 @@ def worker_to_proto(worker: WorkerInfo) -> weight_sync_pb2.GetWorkerResponse:
         targets=map(target_status_to_proto, worker.targets),
         limits=_limits_to_proto(worker.limits),
         capabilities=weight_sync_pb2.Capabilities(
-            transports=[types_pb2.Transport.ValueType(t.value) for t in Transport],
+            transports=[types_pb2.Transport.ValueType(t.value) for t in worker.transports],
             encodings=[types_pb2.Encoding.ValueType(e.value) for e in Encoding],
             checksums=[types_pb2.ChecksumType.ValueType(c.value) for c in ChecksumType],
             modes=[types_pb2.UpdateMode.ValueType(m.value) for m in worker.modes],
             dtypes=[types_pb2.DataType.ValueType(d.value) for d in DType],
             controls=worker.controls,
+            shared_memory_socket=worker.shared_memory_socket,
         ),
     )
 
@@ -41,10 +42,12 @@ def worker_to_proto(worker: WorkerInfo) -> weight_sync_pb2.GetWorkerResponse:
 def worker_from_proto(message: weight_sync_pb2.GetWorkerResponse) -> WorkerInfo:
     """Return the worker of a message.
 
-    Modes that only a newer worker knows are left out: nobody here can ask for them. Limits that
-    do not concern a caller have their defaults.
+    Modes and transports that only a newer worker knows are left out: nobody here can ask for
+    them. Limits that do not concern a caller have their defaults.
     """
     modes = {mode.value: mode for mode in UpdateMode}
+    transports = {transport.value: transport for transport in Transport}
+    capabilities = message.capabilities
     return WorkerInfo(
         instance_id=message.instance_id,
         engine=message.engine,
@@ -53,8 +56,12 @@ def worker_from_proto(message: weight_sync_pb2.GetWorkerResponse) -> WorkerInfo:
         coordinates=_coordinates_from_proto(message.coordinates),
         targets=tuple(map(target_status_from_proto, message.targets)),
         limits=_limits_from_proto(message.limits),
-        modes=tuple(modes[value] for value in message.capabilities.modes if value in modes),
-        controls=tuple(message.capabilities.controls),
+        modes=tuple(modes[value] for value in capabilities.modes if value in modes),
+        controls=tuple(capabilities.controls),
+        transports=tuple(
+            transports[value] for value in capabilities.transports if value in transports
+        ),
+        shared_memory_socket=capabilities.shared_memory_socket,
     )
 
 
