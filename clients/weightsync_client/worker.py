@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from weightsync.core.views import (
     WorkerInfo,
 )
 from weightsync.v1 import weight_sync_pb2 as pb
+from weightsync.v1.engine_control_pb2_grpc import EngineControlStub
 from weightsync.v1.weight_sync_pb2_grpc import WeightSyncStub
 from weightsync.wire import answers
 from weightsync.wire.chunk import Chunk, parse_read_chunk
@@ -29,6 +31,7 @@ from weightsync.wire.convert import targets_to_proto
 from weightsync.wire.requests import update_request_to_proto
 from weightsync.wire.workers import worker_from_proto
 from weightsync_client.channel import open_channel
+from weightsync_client.control import Control
 from weightsync_client.errors import ConnectionLostError, from_rpc
 from weightsync_client.idle import Messages, iterate
 
@@ -88,6 +91,13 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"Worker({self.address!r})"
+
+    @property
+    def control(self) -> Control:
+        """Control of the engine: hold it, put it to sleep, wake it up."""
+        return Control(
+            EngineControlStub(self._channel), partial(self._call, timeout=self._commit_timeout)
+        )
 
     def info(self, *, wait: float | None = None) -> WorkerInfo:
         """Return who the worker is and what its targets hold.

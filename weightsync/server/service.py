@@ -151,8 +151,13 @@ class WeightSyncService:
         """Send live tensors out, put together by the chunk serializer."""
         (target,) = self._targets([request.target], "target")
         check_count(len(request.names), "names", self._worker.limits)
-        for segments, buffers, version in self._worker.reader.read(target, list(request.names)):
-            yield serialize_read_chunk(segments, buffers, ChecksumType.XXH3_64, version)
+        yield from self._worker.reader.read(
+            target,
+            list(request.names),
+            lambda segments, buffers, version: serialize_read_chunk(
+                segments, buffers, ChecksumType.XXH3_64, version
+            ),
+        )
 
     def watch_worker(
         self, request: pb.WatchWorkerRequest, call: grpc.ServicerContext

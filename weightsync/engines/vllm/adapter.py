@@ -20,13 +20,14 @@ from weightsync.apply.bits import storage_identity
 from weightsync.apply.dtypes import from_torch
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Coordinates, Target
-from weightsync.engines.base import Written
+from weightsync.engines.base import SleepWatcher, Written
 from weightsync.engines.naming import parameter_spec
 from weightsync.engines.vllm.checkpoint import Checkpoint, TensorForm
 from weightsync.engines.vllm.derived import Derived
 from weightsync.engines.vllm.gate import WorkerGate
 from weightsync.engines.vllm.record import Record, record
 from weightsync.engines.vllm.shadow import Shadows
+from weightsync.engines.vllm.sleep import CALLS, watch_sleep
 from weightsync.engines.vllm.slots import Slot, named_slots
 from weightsync.layout.plan import Layout, ParameterSpec, TensorPlan
 
@@ -37,23 +38,15 @@ if TYPE_CHECKING:
 class VllmTarget:
     """A `TargetModel` of a vLLM worker: parameters, or their shadows, by vLLM's names."""
 
-    def __init__(
-        self, slots: Mapping[str, Slot], layout: Layout, shadows: Shadows, gate: WorkerGate
-    ) -> None:
+    def __init__(self, slots: Mapping[str, Slot], layout: Layout, shadows: Shadows) -> None:
         """Take what `VllmEngine` has found out about a model."""
         self.slots = slots
         self._layout = layout
         self._shadows = shadows
-        self._gate = gate
 
     @property
     def layout(self) -> Layout:
-        """Where the checkpoint's tensors lie.
-
-        Raises:
-            EngineUnavailableError: vLLM sleeps; the weights may be gone.
-        """
-        self._gate.check_awake()
+        """Where the checkpoint's tensors lie."""
         return self._layout
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -80,6 +73,7 @@ class VllmEngine:
     """
 
     name = "vllm"
+    sleep_calls = CALLS
     reset_prefix_cache: Callable[[], bool]
 
     def __init__(
@@ -99,6 +93,7 @@ class VllmEngine:
         """
         config: VllmConfig = worker.vllm_config
         self._config = config
+        self._worker = worker
         if reset_cache is not None:
             self.reset_prefix_cache = reset_cache
         self._agree: Callable[[str], None] = _nothing
@@ -122,7 +117,7 @@ class VllmEngine:
             self._shadows.add(slots, found, checkpoint)
         self._derived.add(model, slots, model_config.dtype)
         layout = _layout(found, forms, slots, self._shadows)
-        return VllmTarget(slots, layout, self._shadows, self._gate)
+        return VllmTarget(slots, layout, self._shadows)
 
     @property
     def version(self) -> str:
@@ -155,6 +150,10 @@ class VllmEngine:
     def gate(self) -> WorkerGate:
         """The gap between two steps."""
         return self._gate
+
+    def watch_sleep(self, watcher: SleepWatcher) -> None:
+        """Tell a watcher when vLLM puts this worker to sleep, and when it wakes it up."""
+        watch_sleep(self._worker, watcher)
 
     @contextmanager
     def agreeing(self, agree: Callable[[str], None]) -> Iterator[None]:
