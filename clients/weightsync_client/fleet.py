@@ -20,6 +20,7 @@ from weightsync.core.types import (
     UpdateMode,
     UpdateRequest,
 )
+from weightsync_client.credentials import Credentials
 from weightsync_client.member import Member, SendOptions
 from weightsync_client.names import NameMapping
 from weightsync_client.phases import concurrently, first_error
@@ -43,17 +44,25 @@ class Fleet:
         trace: Told of each step of each session.
     """
 
-    def __init__(self, workers: Iterable[Worker | str], *, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        workers: Iterable[Worker | str],
+        *,
+        credentials: Credentials | None = None,
+        trace: Trace | None = None,
+    ) -> None:
         """Name the workers, by address or connection.
 
         Args:
             workers: Those that are to hold the same version.
+            credentials: Certificates and token for those that are named by address.
             trace: Told of each step of each session, see `CLIENT_STEPS`.
 
         Raises:
             InvalidRequestError: none is named, or one twice.
         """
         self.trace = trace or Trace()
+        self._credentials = credentials
         self._opened: list[Worker] = []
         self.workers: tuple[Worker, ...] = tuple(map(self._worker, workers))
         addresses = [worker.address for worker in self.workers]
@@ -65,12 +74,19 @@ class Fleet:
             )
 
     @classmethod
-    def from_vllm(cls, directory: str | Path, timeout: float = 60.0) -> Self:
+    def from_vllm(
+        cls,
+        directory: str | Path,
+        timeout: float = 60.0,
+        *,
+        credentials: Credentials | None = None,
+    ) -> Self:
         """Name all ranks of a vLLM that runs the service.
 
         Args:
             directory: Where they say how to reach them; the `directory` that vLLM was given.
             timeout: Seconds to wait for a vLLM that is still loading.
+            credentials: Certificates and token, if the ranks want any.
 
         Raises:
             EngineUnavailableError: not all ranks have said it by then.
@@ -78,7 +94,7 @@ class Fleet:
             ConnectionLostError: a rank does not answer.
         """
         ranks = wait_for_ranks(Path(directory), timeout)
-        fleet = cls([rank.address for rank in ranks])
+        fleet = cls([rank.address for rank in ranks], credentials=credentials)
         try:
             check_ranks(ranks, fleet.workers)
         except BaseException:
@@ -89,7 +105,7 @@ class Fleet:
     def _worker(self, worker: Worker | str) -> Worker:
         if isinstance(worker, Worker):
             return worker
-        self._opened.append(Worker(worker))
+        self._opened.append(Worker(worker, credentials=self._credentials))
         return self._opened[-1]
 
     def update(

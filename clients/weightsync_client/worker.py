@@ -32,6 +32,7 @@ from weightsync.wire.requests import update_request_to_proto
 from weightsync.wire.workers import worker_from_proto
 from weightsync_client.channel import open_channel
 from weightsync_client.control import Control
+from weightsync_client.credentials import Credentials
 from weightsync_client.errors import ConnectionLostError, from_rpc
 from weightsync_client.idle import Messages, iterate
 
@@ -69,6 +70,7 @@ class Worker:
         address: str,
         *,
         instance_id: str | None = None,
+        credentials: Credentials | None = None,
         timeout: float = 30.0,
         commit_timeout: float = 600.0,
     ) -> None:
@@ -77,6 +79,7 @@ class Worker:
         Args:
             address: `HOST:PORT` or `unix:///PATH`.
             instance_id: The process that must answer there; None: any.
+            credentials: Certificates and token; None: plain text, and no token.
             timeout: Deadline of unary calls, and longest silence of a stream, in seconds.
             commit_timeout: Deadline of prepare and finish, in seconds.
         """
@@ -84,7 +87,8 @@ class Worker:
         self.timeout = timeout
         self._instance_id = instance_id
         self._commit_timeout = commit_timeout
-        self._channel = open_channel(address)
+        self._credentials = credentials
+        self._channel = open_channel(address, credentials)
         self._stub = WeightSyncStub(self._channel)
         self._lanes: list[grpc.Channel] = []
         self._lock = threading.Lock()
@@ -233,7 +237,7 @@ class Worker:
     def _lane(self, lane: int) -> grpc.Channel:
         with self._lock:
             while lane > len(self._lanes):
-                self._lanes.append(open_channel(self.address))
+                self._lanes.append(open_channel(self.address, self._credentials))
             return self._lanes[lane - 1] if lane else self._channel
 
     def _check_instance(self, instance_id: str) -> None:
@@ -265,19 +269,26 @@ def _stream_report(data: bytes) -> StreamReport:
     return answers.stream_report_from_proto(pb.UpdateWeightsResponse.FromString(data))
 
 
-def connect(address: str, *, instance_id: str | None = None, timeout: float = 30.0) -> Worker:
+def connect(
+    address: str,
+    *,
+    instance_id: str | None = None,
+    credentials: Credentials | None = None,
+    timeout: float = 30.0,
+) -> Worker:
     """Connect to a worker and check that it answers.
 
     Args:
         address: `HOST:PORT` or `unix:///PATH`.
         instance_id: The process that must answer there; None: any.
+        credentials: Certificates and token; None: plain text, and no token.
         timeout: Deadline of unary calls, and longest silence of a stream, in seconds.
 
     Raises:
         ConnectionLostError: nothing answers there, or another process.
         DeadlineError: no answer in time.
     """
-    worker = Worker(address, instance_id=instance_id, timeout=timeout)
+    worker = Worker(address, instance_id=instance_id, credentials=credentials, timeout=timeout)
     try:
         worker.info()
     except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -10,37 +10,9 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from weightsync.core.errors import PermissionDeniedError, UnauthenticatedError
 from weightsync.core.types import Target
-from weightsync.server.tokens import AccessScope, TokenFile
+from weightsync.server.scopes import SCOPE_OF_TARGET, SCOPES, AccessScope
+from weightsync.server.tokens import TokenFile
 from weightsync.server.watched import Watched
-
-_READ = frozenset({AccessScope.READ})
-_WRITE = frozenset({AccessScope.WRITE_VERIFIER, AccessScope.WRITE_DRAFT})
-_CONTROL = frozenset({AccessScope.CONTROL})
-
-SCOPES: Mapping[str, frozenset[AccessScope]] = {
-    "GetWorker": _READ,
-    "ListTensors": _READ,
-    "GetWeightUpdate": _READ,
-    "VerifyWeights": _READ,
-    "ReadWeights": _READ,
-    "WatchWorker": _READ,
-    "StartWeightUpdate": _WRITE,
-    "UpdateWeights": _WRITE,
-    "PrepareWeightUpdate": _WRITE,
-    "FinishWeightUpdate": _WRITE,
-    "AbortWeightUpdate": _WRITE,
-    "PauseGeneration": _CONTROL,
-    "ResumeGeneration": _CONTROL,
-    "Sleep": _CONTROL,
-    "WakeUp": _CONTROL,
-    "ResetPrefixCache": _CONTROL,
-}
-"""Of which scopes an rpc needs one. To write takes those of all targets of the session, too."""
-
-_SCOPE_OF_TARGET = {
-    Target.VERIFIER: AccessScope.WRITE_VERIFIER,
-    Target.DRAFT: AccessScope.WRITE_DRAFT,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +48,7 @@ class Caller:
             PermissionDeniedError: the first missing scope is named.
         """
         for target in sorted(targets, key=lambda t: t.value):
-            self.require_any([_SCOPE_OF_TARGET[target]])
+            self.require_any([SCOPE_OF_TARGET[target]])
 
     def as_holder(self, said: str) -> str:
         """Return who holds a session: who it is for sure, then who they say they are."""

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, field_validator
 
 from weightsync.core.errors import InvalidRequestError
+from weightsync.server.scopes import AccessScope
 
 _PREFIX = "wsync_"
 """Lets scanners for secrets, and people, tell what they have found."""
 
 _BYTES = 32
-
-
-class AccessScope(enum.Enum):
-    """What a token allows."""
-
-    READ = "read"
-    WRITE_VERIFIER = "write:verifier"
-    WRITE_DRAFT = "write:draft"
-    CONTROL = "control"
 
 
 class Token(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
@@ -73,18 +66,40 @@ class TokenFile(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=Tru
         Raises:
             InvalidRequestError: it is no such file.
         """
-        try:
+        with _telling():
             return cls.model_validate_json(content)
-        except ValidationError as error:
-            # Without the values: somebody may have written a token in place of its hash.
-            wrong = "; ".join(
-                f"{'.'.join(map(str, found['loc'])) or 'file'}: {found['msg']}"
-                for found in error.errors(include_input=False, include_url=False)
+
+    def with_token(
+        self,
+        name: str,
+        secret: str,
+        scopes: Iterable[AccessScope],
+        expires: datetime | None = None,
+    ) -> TokenFile:
+        """Return these tokens and one more.
+
+        Raises:
+            InvalidRequestError: no scope, or a name that is none or is taken.
+        """
+        with _telling():
+            added = Token(
+                name=name,
+                sha256=digest(secret),
+                scopes=tuple(dict.fromkeys(scopes)),
+                expires=expires,
             )
-            raise InvalidRequestError(
-                f"the file of tokens can't be used: {wrong}; write it by `weightsync token new`",
-                subjects=["tokens"],
-            ) from None
+            return TokenFile(tokens=(*self.tokens, added))
+
+    def without(self, name: str) -> TokenFile:
+        """Return these tokens without that of a name.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        kept = tuple(token for token in self.tokens if token.name != name)
+        if len(kept) == len(self.tokens):
+            raise InvalidRequestError(f"there is no token of the name {name}", subjects=["name"])
+        return TokenFile(tokens=kept)
 
     def find(self, secret: str) -> Token | None:
         """Return the token that somebody showed, if it is one of these.
@@ -107,3 +122,19 @@ def digest(secret: str) -> str:
 def new_secret() -> str:
     """Return a random token."""
     return _PREFIX + secrets.token_urlsafe(_BYTES)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Tell what is wrong, without values: somebody may have written a token instead of its hash."""
+    try:
+        yield
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, found['loc'])) or 'file'}: {found['msg']}"
+            for found in error.errors(include_input=False, include_url=False)
+        )
+        raise InvalidRequestError(
+            f"these tokens can't be used: {wrong}; `weightsync token new` writes what can",
+            subjects=["tokens"],
+        ) from None
