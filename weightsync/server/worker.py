@@ -106,6 +106,14 @@ class Worker:
         return self._budget.used
 
     @property
+    def num_reloaded(self) -> dict[Target, int]:
+        """Number of tensors, by target, that the engine itself loads into its layers."""
+        return {
+            target: sum(tensor.reloaded for tensor in layout.tensors.values())
+            for target, layout in self._books.models.plan.layouts.items()
+        }
+
+    @property
     def open_streams(self) -> int:
         """Number of UpdateWeights streams that are open."""
         return self._streams.open
