@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Annotated
@@ -126,15 +126,20 @@ def new_secret() -> str:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Tell what is wrong, without values: somebody may have written a token instead of its hash."""
+    """Tell what is wrong, and nothing of what was written: it may be a token, in a wrong place."""
     try:
         yield
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, found['loc'])) or 'file'}: {found['msg']}"
+            f"{_place(found['loc'])}: {found['msg']}"
             for found in error.errors(include_input=False, include_url=False)
         )
         raise InvalidRequestError(
             f"these tokens can't be used: {wrong}; `weightsync token new` writes what can",
             subjects=["tokens"],
         ) from None
+
+
+def _place(path: Sequence[int | str]) -> str:
+    known = {*TokenFile.model_fields, *Token.model_fields}
+    return ".".join(str(p) if isinstance(p, int) or p in known else "?" for p in path) or "file"
