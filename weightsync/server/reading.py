@@ -23,6 +23,9 @@ T = TypeVar("T")
 Parts = tuple[tuple[Segment, ...], list[memoryview]]
 """Segments and their bytes, which may be views of live memory."""
 
+LARGEST_ELEMENT = 16
+"""Bytes of a complex128."""
+
 MAX_SEGMENTS = 1024
 """Most segments in a message that is sent: its table stays small beside the payload."""
 
@@ -155,7 +158,8 @@ class Reader:
                 yield message
 
     def _messages(self, target: Target, plan: Plan, names: Sequence[str]) -> Iterator[Parts]:
-        limit = self._limits.max_payload_bytes
+        # No element lies in two messages.
+        limit = self._limits.max_payload_bytes // LARGEST_ELEMENT * LARGEST_ELEMENT
         segments: list[Segment] = []
         buffers: list[memoryview] = []
         size = 0
