@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from torch import nn
-from vllm.config import set_current_vllm_config
+from vllm.config import CompilationMode, CUDAGraphMode, set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Coordinates, Target
 from weightsync.engines.base import SleepWatcher, Written
+from weightsync.engines.naming import parameter_spec
+from weightsync.engines.unshare import unshare
 from weightsync.engines.vllm.caches import outlive_requests
-from weightsync.engines.vllm.checkpoint import Checkpoint
+from weightsync.engines.vllm.checkpoint import DUMMY, Checkpoint
 from weightsync.engines.vllm.derived import Derived
 from weightsync.engines.vllm.expected import expected
 from weightsync.engines.vllm.gate import WorkerGate
@@ -41,11 +43,18 @@ _log = logging.getLogger(__name__)
 class VllmTarget:
     """A `TargetModel` of a vLLM worker: parameters, or their shadows, by vLLM's names."""
 
-    def __init__(self, places: Mapping[str, Slot | Sent], layout: Layout, shadows: Shadows) -> None:
-        """Take what `VllmEngine` has found out about a model."""
+    def __init__(
+        self,
+        places: Mapping[str, Slot | Sent],
+        layout: Layout,
+        shadows: Shadows,
+        cut: Callable[[Collection[str]], None],
+    ) -> None:
+        """Take what `VllmEngine` has found out about a model, and what cuts it off the verifier."""
         self.places = places
         self._layout = layout
         self._shadows = shadows
+        self._cut = cut
 
     @property
     def layout(self) -> Layout:
@@ -57,16 +66,19 @@ class VllmTarget:
         return {name: self._shadows.tensor(self.places[name]) for name in self._layout.parameters}
 
     def unshare(self, names: Collection[str]) -> None:
-        """Refuse: vLLM's draft holds the verifier's modules themselves.
+        """Give parameters a storage of their own, with equal values, cutting them off the verifier.
 
         Raises:
-            UnsupportedError: always.
+            UnsupportedError: graphs or kernels refer to the verifier's storage.
         """
-        raise UnsupportedError(
-            f"vLLM shares {', '.join(sorted(names))} with the verifier as whole modules, which "
-            "can't be told apart while it runs; start it with a draft whose checkpoint has weights "
-            "of its own"
-        )
+        self._cut(names)
+
+    def move(self, slots: Mapping[str, Slot]) -> None:
+        """Take other slots for some names, which hold tensors of equal forms."""
+        self.places = {**self.places, **slots}
+        tensors = self.tensors()
+        specs = [parameter_spec(name, tensors[name]) for name in self._layout.parameters]
+        self._layout = Layout.of(specs, self._layout.tensors.values())
 
 
 class VllmEngine:
@@ -112,9 +124,13 @@ class VllmEngine:
         verifier, draft = worker.get_model(), worker.get_draft_model()
         self.sharing: Sharing | None = None
         if isinstance(draft, nn.Module):
-            self.sharing = find_sharing(
-                verifier, draft, widen=share, group=get_tp_group().cpu_group
-            )
+            formats = {
+                one.load_format for one in (config.load_config, get_draft_load_config(config))
+            }
+            # Dummy weights of one shape are equal, and mean nothing.
+            widen = share and DUMMY not in formats
+            group = get_tp_group().cpu_group
+            self.sharing = find_sharing(verifier, draft, widen=widen, group=group)
         self._targets = {Target.VERIFIER: self._target(verifier, config)}
         if isinstance(draft, nn.Module):
             self._targets[Target.DRAFT] = self._target(draft, config, draft=True)
@@ -147,7 +163,7 @@ class VllmEngine:
         verifier = self._targets[Target.VERIFIER].layout if draft else None
         places = slots | {sent_name(name): kept for name, kept in sent.items()}
         layout = layout_of(found, forms, places, self._shadows, verifier)
-        return VllmTarget(places, layout, self._shadows)
+        return VllmTarget(places, layout, self._shadows, self._unshare)
 
     @property
     def version(self) -> str:
@@ -185,6 +201,25 @@ class VllmEngine:
         """Tell a watcher when vLLM puts this worker to sleep, and when it wakes it up."""
         watch_sleep(self._worker, watcher)
 
+    def _unshare(self, names: Collection[str]) -> None:
+        draft = self._targets[Target.DRAFT]
+        held = [place for name in names if isinstance(place := draft.places[name], Slot)]
+        packed = any(slot.module in self._shadows.modules for slot in held)
+        if self.sharing is None or packed or _is_captured(self._config):
+            raise UnsupportedError(
+                f"{', '.join(sorted(names))} can't be cut off the verifier: "
+                + ("kernels" if packed else "compiled or captured graphs")
+                + " hold it in a form of their own; leave it out of the session, or start vLLM "
+                "with enforce_eager, or with a draft whose checkpoint has weights of its own"
+            )
+        storages = {draft.layout.parameters[name].storage for name in names}
+        unshare(self.sharing.draft, self.sharing.verifier, storages)
+        slots = dict(named_slots(self.sharing.draft))
+        dtype = self._config.speculative_config.draft_model_config.dtype
+        self._derived.add(self.sharing.draft, slots, dtype)
+        draft.move(slots)
+        self.sharing = self.sharing.without(names)
+
     @contextmanager
     def agreeing(self, agree: Callable[[str], None]) -> Iterator[None]:
         """Ask before a commit within the block is final; what `agree` raises takes it back.
@@ -216,6 +251,15 @@ class VllmEngine:
             return CacheReset.NONE
         done = hasattr(self, "reset_prefix_cache") and self.reset_prefix_cache()
         return CacheReset.DONE if done else CacheReset.FAILED
+
+
+def _is_captured(config: VllmConfig) -> bool:
+    """Tell whether addresses or modules were taken down before the first request."""
+    compilation = config.compilation_config
+    return (
+        compilation.mode is not CompilationMode.NONE
+        or compilation.cudagraph_mode is not CUDAGraphMode.NONE
+    )
 
 
 def _nothing(_trouble: str) -> None:

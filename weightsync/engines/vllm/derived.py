@@ -79,7 +79,7 @@ class Derived:
         inner = getattr(model, "model", model)
         if hasattr(inner, "_build_fused_kv_buffers"):
             fused = _Rebuild(2, partial(self._fuse, inner))
-            for module in names:
+            for module in names.keys() - self._seen:
                 self._feed_rebuild(module, fused)
         self._seen |= names.keys()
 

@@ -8,7 +8,7 @@ one here, parameter by parameter: models may refer to a module from elsewhere, t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +44,15 @@ class Sharing:
             SharedWeightError: what was one storage is not any more.
         """
         check_ties(self.report, self.verifier, self.draft)
+
+    def without(self, names: Collection[str]) -> Sharing:
+        """Return what is left when some of the draft's tensors have been cut off."""
+        pairs = tuple(
+            replace(pair, draft=tuple(name for name in pair.draft if name not in names))
+            for pair in self.report.pairs
+            if not pair.draft or set(pair.draft) - set(names)
+        )
+        return replace(self, report=SharingReport(pairs))
 
     def facts(self) -> Iterator[dict[str, object]]:
         """Return what logs tell: of each pair, sizes in bytes."""

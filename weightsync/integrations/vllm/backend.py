@@ -86,11 +86,16 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._worker = worker_of(model)
         self._epoch = Epoch(vllm_config.instance_id)
         reset = settings.cache_after_commit is CacheAfterCommit.RESET
-        self._engine = VllmEngine(self._worker, self._tell_scheduler if reset else None)
+        self._engine = VllmEngine(
+            self._worker, self._tell_scheduler if reset else None, share=settings.share
+        )
         self._held = HeldVersion(vllm_config.instance_id)
         coordinates = self._engine.coordinates
         worker = Worker(self._engine, limits=settings.limits)
         log = make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
+        if self._engine.sharing is not None:
+            for facts in self._engine.sharing.facts():
+                log.info("sharing", **facts)
         self.server = Server(worker, settings.config_of(coordinates.rank), log)
         self._grace = settings.stop_grace
         self.place = RankFile(

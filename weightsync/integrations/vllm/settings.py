@@ -28,8 +28,8 @@ class CacheAfterCommit(enum.Enum):
 class WorkerSettings(ServerSettings):
     """A server's settings and one more, from `additional_config["weightsync"]` or the environment.
 
-    In `address`, `{rank}` stands for the rank of the worker: `unix:///run/vllm/rank{rank}.sock`.
-    With several ranks a fixed TCP port can't be had; leave the port 0 and read it from `directory`.
+    In `address`, `{rank}` stands for the rank of the worker: `unix:///run/vllm/rank{rank}.sock`,
+    or `0.0.0.0:5005{rank}` for port 50050 and up.
 
     Attributes beyond `ServerSettings`:
         directory: Where each rank writes down its address; see `RankFile`. None: nowhere.
@@ -37,6 +37,7 @@ class WorkerSettings(ServerSettings):
             behind a published port, say. None: by the address that it listens at.
         cache_after_commit: What becomes of the prefix cache; `keep` is for those who reset it
             themselves.
+        share: Whether a draft holds what equals the verifier's, where vLLM has left it apart.
     """
 
     model_config = SettingsConfigDict(
@@ -46,6 +47,7 @@ class WorkerSettings(ServerSettings):
     directory: Path | None = None
     advertise_host: str | None = None
     cache_after_commit: CacheAfterCommit = CacheAfterCommit.RESET
+    share: bool = True
 
     @classmethod
     def read(cls, additional_config: object) -> WorkerSettings:
