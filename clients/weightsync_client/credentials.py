@@ -13,8 +13,8 @@ class Credentials:
     """Certificates for TLS, and a token.
 
     TLS is spoken where a worker has TCP and `ca` or `certificate` is given. Unix sockets never
-    have it. Files are read when a connection is opened; that of the token for each call, so that
-    it may be renewed meanwhile.
+    have it. Files are read when a `Worker` is made; that of the token for each call, so that it may
+    be renewed meanwhile.
 
     Attributes:
         ca: PEM file with those who sign workers' certificates; None: those that gRPC brings.

@@ -142,6 +142,18 @@ def test_idle_connections_hold_nobody_up(start: Start, authority: Authority) -> 
             assert worker.serving()
 
 
+def test_a_handshake_does_not_last_for_ever(
+    start: Start, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that says nothing, or half of a greeting, is cut off by the worker."""
+    monkeypatch.setattr("weightsync.server.server.HANDSHAKE_SECONDS", 0.2)
+    host, _, port = start(**authority.server()).address.rpartition(":")
+    for said in (b"", b"\x16\x03\x01\x02\x00\x01"):
+        with socket.create_connection((host, int(port)), timeout=60) as idle:
+            idle.sendall(said)
+            assert idle.recv(1) == b""
+
+
 def test_a_large_question_on_the_port_for_probes(start: Start) -> None:
     """Nobody makes the port for probes hold a large message."""
     server = start(health_port=0)

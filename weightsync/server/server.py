@@ -30,6 +30,9 @@ from weightsync.server.watched import Watched
 from weightsync.server.worker import Worker
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
 
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take to say who it is; gRPC alone would give it two minutes."""
+
 LAST_CALLS_SECONDS = 2.0
 """How long calls that still run get, once the sessions have ended."""
 
@@ -186,8 +189,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         # A host that vanished without a word is found out within 50 seconds.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # Who connects and says nothing is cut off before the two minutes that are the default.
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
         # Clients may ping, also while no data flows, and are not cut off for it.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
