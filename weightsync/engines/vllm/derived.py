@@ -92,6 +92,9 @@ class Derived:
 
         Call it under `set_current_vllm_config`.
         """
+        # Kernels on the CPU lay weights out by the number of threads, and take it for granted that
+        # all weights of one shape lie alike. To ask torch for the number makes it this thread's.
+        torch.get_num_threads()
         with torch.inference_mode():
             slots = list(self._load(written))
             due = {rebuild: None for slot in slots for rebuild in self._fed_by.get(slot, ())}
