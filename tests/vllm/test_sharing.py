@@ -118,12 +118,21 @@ def test_what_vllm_leaves_apart_becomes_one(
     assert after != before
 
 
-def test_sharing_can_be_left_to_vllm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With `share` off a standalone draft keeps its equal weights, and they are told."""
+LEFT_TO_VLLM: list[dict[str, Any]] = [
+    {"additional_config": {"weightsync": {"share": False}}},
+    {"load_format": "dummy"},
+]
+
+
+@pytest.mark.parametrize("how", LEFT_TO_VLLM, ids=["off", "dummy"])
+def test_sharing_can_be_left_to_vllm(
+    tmp_path: Path, how: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Switched off, or of dummy weights, a standalone draft keeps equal ones, and they are told."""
     old = PAIRS["draft model"].make(tmp_path / "old", 1)
     draft = with_tables(old.draft_tensors, old.verifier_tensors)
     made = made_of("draft model", tmp_path / "made", (old.verifier_tensors, draft))
-    options = {**made.options, "additional_config": {"weightsync": {"share": False}}}
+    options = {**made.options, **how}
     with (
         caplog.at_level(logging.INFO, "weightsync.server"),
         running(made.verifier, **options) as llm,
