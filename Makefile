@@ -8,6 +8,7 @@ PROTOS_BIN := .venv-protos/bin
 UNIT_BIN := .venv-unit/bin
 LOWEST_BIN := .venv-lowest/bin
 VLLM_BIN := .venv-vllm/bin
+AUDIT_BIN := .venv-audit/bin
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 
@@ -16,7 +17,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check bench demo build ci clean
+.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check bench demo build audit sbom ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +50,11 @@ setup: .venv/.stamp ## Make .venv: the package, editable, and all that developme
 		print(*(floor.replace('>=', '==') for floor in floors), sep='\n')" > .venv-lowest/floors.txt
 	grep -E '^(hypothesis|pytest|pytest-timeout)==' requirements/dev.txt >> .venv-lowest/floors.txt
 	$(LOWEST_BIN)/python $(PIP_INSTALL) -r .venv-lowest/floors.txt
+	touch $@
+
+.venv-audit/.stamp: requirements/audit.txt
+	$(PYTHON) -m venv .venv-audit
+	$(AUDIT_BIN)/python $(PIP_INSTALL) -r requirements/audit.txt
 	touch $@
 
 # Installed, not only found: vLLM looks for plugins among what is installed.
@@ -120,6 +126,15 @@ build: .venv/.stamp ## Build the sdist and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 
+# Strict: without the database of the package index nothing would be found, and all would look well.
+audit: .venv-audit/.stamp ## Look for known vulnerabilities in the dependencies; needs the public package index
+	$(AUDIT_BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r requirements/dev.txt
+
+sbom: .venv/.stamp .venv-audit/.stamp ## Write what the environment is made of to build/sbom.json
+	mkdir -p build
+	$(AUDIT_BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file build/sbom.json $(BIN)/python
+
 clean: ## Remove the environments and all that was built
-	rm -rf .venv .venv-protos .venv-unit .venv-lowest .venv-vllm build dist
+	rm -rf .venv .venv-protos .venv-unit .venv-lowest .venv-vllm .venv-audit build dist
 	rm -rf .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .benchmarks

@@ -13,23 +13,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weightsync_client.catching_up import catch_up
     from weightsync_client.compare import Difference, VerifyReport, verify
+    from weightsync_client.credentials import Credentials
     from weightsync_client.errors import ConnectionLostError, DeadlineError
     from weightsync_client.fleet import Fleet
     from weightsync_client.member import SendOptions
     from weightsync_client.names import NameMapping
     from weightsync_client.progress import Progress
     from weightsync_client.push import push_model
+    from weightsync_client.repairing import repair
     from weightsync_client.report import FleetError, FleetReport, Outcome, WorkerReport
     from weightsync_client.session import Session, Ticket
     from weightsync_client.shards import Array, Shard
     from weightsync_client.sources.checkpoint import Checkpoint
+    from weightsync_client.vllm_server import VllmServer
     from weightsync_client.worker import Worker, connect
 
 __all__ = [
     "Array",
     "Checkpoint",
     "ConnectionLostError",
+    "Credentials",
     "DeadlineError",
     "Difference",
     "Fleet",
@@ -43,10 +48,13 @@ __all__ = [
     "Shard",
     "Ticket",
     "VerifyReport",
+    "VllmServer",
     "Worker",
     "WorkerReport",
+    "catch_up",
     "connect",
     "push_model",
+    "repair",
     "verify",
 ]
 
@@ -54,6 +62,7 @@ _MODULES = {
     "Array": "shards",
     "Checkpoint": "sources.checkpoint",
     "ConnectionLostError": "errors",
+    "Credentials": "credentials",
     "DeadlineError": "errors",
     "Difference": "compare",
     "Fleet": "fleet",
@@ -67,10 +76,13 @@ _MODULES = {
     "Shard": "shards",
     "Ticket": "session",
     "VerifyReport": "compare",
+    "VllmServer": "vllm_server",
     "Worker": "worker",
     "WorkerReport": "report",
+    "catch_up": "catching_up",
     "connect": "worker",
     "push_model": "push",
+    "repair": "repairing",
     "verify": "compare",
 }
 

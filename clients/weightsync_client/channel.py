@@ -12,6 +12,8 @@ import grpc
 
 from weightsync.core.errors import InvalidRequestError
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
+from weightsync_client.bearer import TokenInterceptor
+from weightsync_client.credentials import Credentials, read
 
 Options: TypeAlias = list[tuple[str, str | int]]
 
@@ -20,16 +22,42 @@ _MAX_ANSWER_BYTES = 64 << 20
 _numbers = itertools.count()
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
     """Open a channel with a connection of its own; it connects at the first call.
 
     Args:
         address: `HOST:PORT`, or `unix:///PATH` with the path as it is.
+        credentials: Certificates and token; None: plain text, and no token.
 
     Raises:
-        InvalidRequestError: the address has neither form.
+        InvalidRequestError: the address has neither form, a file can't be read, or others could
+            read the token on its way.
     """
-    return grpc.insecure_channel(_target(address), options=_options(address))
+    credentials = credentials or Credentials()
+    target, options = _target(address), _options(address)
+    if credentials.has_tls and not address.startswith(_UNIX):
+        if credentials.server_name:
+            options.append(("grpc.ssl_target_name_override", credentials.server_name))
+        channel = grpc.secure_channel(target, _for_tls(credentials), options)
+    elif credentials.has_token and not is_local(address):
+        raise InvalidRequestError(
+            f"without TLS everybody on the way to {address} could read the token; give the file"
+            " with those who sign the worker's certificate (Credentials(ca=...), --tls-ca)",
+            subjects=["ca"],
+        )
+    else:
+        channel = grpc.insecure_channel(target, options)
+    if credentials.has_token:
+        channel = grpc.intercept_channel(channel, TokenInterceptor(credentials))
+    return channel
+
+
+def _for_tls(credentials: Credentials) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=read(credentials.ca),
+        private_key=read(credentials.key),
+        certificate_chain=read(credentials.certificate),
+    )
 
 
 def _target(address: str) -> str:
@@ -57,7 +85,7 @@ def _options(address: str) -> Options:
         # Channels with equal options would share one connection.
         ("weightsync.channel", next(_numbers)),
     ]
-    if _is_local(address):
+    if is_local(address):
         # A proxy of the environment can't reach what only this host can.
         options.append(("grpc.enable_http_proxy", 0))
     if address.startswith(_UNIX):
@@ -66,7 +94,8 @@ def _options(address: str) -> Options:
     return options
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Tell whether only this host can reach an address."""
     if address.startswith(_UNIX):
         return True
     host = address.rpartition(":")[0].strip("[]")

@@ -10,6 +10,7 @@ from weightsync.core.errors import ShapeMismatchError, VersionChangedError
 from weightsync.core.regions import Region
 from weightsync.core.types import Target
 from weightsync.core.views import TensorDigest
+from weightsync_client.credentials import Credentials
 from weightsync_client.names import NameMapping
 from weightsync_client.push import Workers, as_fleet
 from weightsync_client.shards import Array, Shard, digest
@@ -61,6 +62,7 @@ def verify(
     *,
     target: Target = Target.VERIFIER,
     names: NameMapping | None = None,
+    credentials: Credentials | None = None,
 ) -> VerifyReport:
     """Compare a source with what workers hold, by digests.
 
@@ -72,6 +74,7 @@ def verify(
         source: See `weightsync_client.sources`.
         target: The model that is compared.
         names: How the source's names become the workers'.
+        credentials: Certificates and token for workers that are named by address.
 
     Raises:
         UnknownTensorError: no worker has a tensor of the source.
@@ -80,7 +83,7 @@ def verify(
         VersionChangedError: a commit came between.
     """
     mapping = names or NameMapping()
-    with as_fleet(workers) as fleet:
+    with as_fleet(workers, credentials) as fleet:
         lives = [_Live(worker, target) for worker in fleet.workers]
         known = {name for live in lives for name in live.infos}
         for shard in shards(source):

@@ -20,13 +20,14 @@ from weightsync.core.types import (
     UpdateMode,
     UpdateRequest,
 )
+from weightsync_client.credentials import Credentials
 from weightsync_client.member import Member, SendOptions
 from weightsync_client.names import NameMapping
 from weightsync_client.phases import concurrently, first_error
 from weightsync_client.planner import Rows
 from weightsync_client.progress import Progress
 from weightsync_client.session import Session, Ticket, facts
-from weightsync_client.vllm import check_ranks, wait_for_ranks
+from weightsync_client.vllm import Commit, FoundEngine, check_ranks, find
 from weightsync_client.worker import Worker
 
 if TYPE_CHECKING:
@@ -43,17 +44,29 @@ class Fleet:
         trace: Told of each step of each session.
     """
 
-    def __init__(self, workers: Iterable[Worker | str], *, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        workers: Iterable[Worker | str],
+        *,
+        credentials: Credentials | None = None,
+        trace: Trace | None = None,
+        commit: Commit | None = None,
+    ) -> None:
         """Name the workers, by address or connection.
 
         Args:
             workers: Those that are to hold the same version.
+            credentials: Certificates and token for those that are named by address.
             trace: Told of each step of each session, see `CLIENT_STEPS`.
+            commit: Lets the workers' engine commit sessions itself, where they must switch in one
+                call; None: each worker commits its own.
 
         Raises:
             InvalidRequestError: none is named, or one twice.
         """
+        self._commit = commit
         self.trace = trace or Trace()
+        self._credentials = credentials
         self._opened: list[Worker] = []
         self.workers: tuple[Worker, ...] = tuple(map(self._worker, workers))
         addresses = [worker.address for worker in self.workers]
@@ -65,20 +78,38 @@ class Fleet:
             )
 
     @classmethod
-    def from_vllm(cls, directory: str | Path, timeout: float = 60.0) -> Self:
+    def from_vllm(
+        cls,
+        where: str | Path | FoundEngine,
+        timeout: float = 60.0,
+        *,
+        api_key: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> Self:
         """Name all ranks of a vLLM that runs the service.
 
+        With a server's URL, or an engine, sessions are committed by its own calls, which several
+        ranks need; with a directory `Session.finish` must be given what does that.
+
         Args:
-            directory: Where they say how to reach them; the `directory` that vLLM was given.
+            where: The URL of its server; or what stands for an engine that can be called, see
+                `weightsync.integrations.vllm.clients`; or the `directory` that it was given, in
+                which its ranks say how to reach them.
             timeout: Seconds to wait for a vLLM that is still loading.
+            api_key: What the server was given as `--api-key`.
+            credentials: Certificates and token, if the ranks want any.
 
         Raises:
-            EngineUnavailableError: not all ranks have said it by then.
-            InvalidRequestError: another service has taken the address of a rank that is gone.
+            EngineUnavailableError: vLLM, or not all of its ranks, have answered by then.
+            UnsupportedError: a server without the routes or the backend.
+            UnauthenticatedError: the server wants another `api_key`.
+            InvalidRequestError: another service has taken the address of a rank that is gone; or
+                a rank listens where only its own host can reach it.
             ConnectionLostError: a rank does not answer.
         """
-        ranks = wait_for_ranks(Path(directory), timeout)
-        fleet = cls([rank.address for rank in ranks])
+        ranks, commit = find(where, timeout, api_key)
+        addresses = [rank.address for rank in ranks]
+        fleet = cls(addresses, credentials=credentials, commit=commit)
         try:
             check_ranks(ranks, fleet.workers)
         except BaseException:
@@ -89,7 +120,7 @@ class Fleet:
     def _worker(self, worker: Worker | str) -> Worker:
         if isinstance(worker, Worker):
             return worker
-        self._opened.append(Worker(worker))
+        self._opened.append(Worker(worker, credentials=self._credentials))
         return self._opened[-1]
 
     def update(
@@ -252,11 +283,30 @@ class Fleet:
             ticket.request,
             trace=self.trace,
             joined=joined,
+            commit=self._commit,
             names=names or NameMapping(),
             rows=rows,
             options=options,
             progress=progress,
         )
+
+    def add(self, worker: Worker | str) -> Worker:
+        """Add a worker that came late to all later updates, and return its connection.
+
+        Raises:
+            InvalidRequestError: it is there already.
+        """
+        address = worker if isinstance(worker, str) else worker.address
+        if address in [known.address for known in self.workers]:
+            raise InvalidRequestError(f"{address} is in the fleet already", subjects=["worker"])
+        self.workers = (*self.workers, added := self._worker(worker))
+        return added
+
+    def part(self, workers: Sequence[Worker]) -> Fleet:
+        """Return a fleet of some of these workers; of all if their engine commits all at once."""
+        if self._commit is not None:
+            return self
+        return Fleet(workers, trace=self.trace)
 
     def close(self) -> None:
         """Close the connections that were opened here."""

@@ -36,6 +36,20 @@ def first_error(results: Sequence[object]) -> WeightSyncError | None:
     return next((r for r in results if isinstance(r, WeightSyncError)), None)
 
 
+def all_or_raise(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """Call a function for all items at once; return all results.
+
+    Raises:
+        WeightSyncError: the first error.
+    """
+    results: list[T] = []
+    for result in concurrently(function, items):
+        if isinstance(result, WeightSyncError):
+            raise result
+        results.append(result)
+    return results
+
+
 def prepare_all(members: Sequence[Member]) -> None:
     """Take the first phase on all workers; if one fails, all sessions are dropped.
 

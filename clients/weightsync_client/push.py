@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from weightsync.core.errors import InvalidRequestError
 from weightsync.core.types import Target
+from weightsync_client.credentials import Credentials
 from weightsync_client.fleet import Fleet
 from weightsync_client.names import NameMapping
 from weightsync_client.report import FleetReport
@@ -24,6 +25,7 @@ def push_model(
     *,
     version: str,
     draft_names: NameMapping | None = None,
+    credentials: Credentials | None = None,
     **update: Any,  # noqa: ANN401 - the arguments of Fleet.update, which checks them
 ) -> FleetReport:
     """Make a new version live on one worker or many: start, push, prepare, finish.
@@ -34,6 +36,7 @@ def push_model(
         draft: The draft's weights, which switch together with the verifier's.
         version: What the targets will hold.
         draft_names: How the draft's names become the workers'; None: as `names`.
+        credentials: Certificates and token for workers that are named by address.
         **update: Further arguments of `Fleet.update`, e.g. `progress`, `scope`, `names`.
 
     Returns:
@@ -49,7 +52,7 @@ def push_model(
         raise InvalidRequestError(
             "there is neither a model nor a draft to push", subjects=["model"]
         )
-    with as_fleet(workers) as fleet:
+    with as_fleet(workers, credentials) as fleet:
         with fleet.update(target=given, version=version, **update) as session:
             for target, source in given.items():
                 names = draft_names if target is Target.DRAFT else None
@@ -58,10 +61,11 @@ def push_model(
 
 
 @contextmanager
-def as_fleet(workers: Workers) -> Iterator[Fleet]:
+def as_fleet(workers: Workers, credentials: Credentials | None = None) -> Iterator[Fleet]:
     """Yield a fleet of what names workers; connections that it opens are closed at the end."""
     if isinstance(workers, Fleet):
         yield workers
         return
-    with Fleet([workers] if isinstance(workers, str | Worker) else workers) as fleet:
+    named = [workers] if isinstance(workers, str | Worker) else workers
+    with Fleet(named, credentials=credentials) as fleet:
         yield fleet

@@ -18,6 +18,8 @@ class Outcome(enum.Enum):
     """It holds the new version."""
     NOT_COMMITTED = "not committed"
     """It says that it does not hold the new version."""
+    HELD = "held"
+    """It held the version before, and was left alone."""
     UNKNOWN = "unknown"
     """It could not be asked."""
 
@@ -74,7 +76,8 @@ class FleetReport:
     @property
     def committed(self) -> bool:
         """Tell whether every worker holds the new version."""
-        return all(worker.outcome is Outcome.COMMITTED for worker in self.workers)
+        there = (Outcome.COMMITTED, Outcome.HELD)
+        return all(worker.outcome in there for worker in self.workers)
 
     def __str__(self) -> str:
         """Return a line per worker."""
@@ -84,15 +87,16 @@ class FleetReport:
 class FleetError(WeightSyncError):
     """Some workers hold the new version and others do not; `report` says which.
 
-    Calling `finish` of the session again repairs it as long as the sessions live; a new update
-    of the whole fleet always does.
+    Calling `finish` of the session again repairs it as long as the sessions live; `repair` pushes
+    to those that lack the version; a new update of the whole fleet always helps.
     """
 
     def __init__(self, report: FleetReport) -> None:
         """Make the error of a report in which not all have committed."""
-        done = sum(worker.outcome is Outcome.COMMITTED for worker in report.workers)
+        there = (Outcome.COMMITTED, Outcome.HELD)
+        done = sum(worker.outcome in there for worker in report.workers)
         super().__init__(
             f"{done} of {len(report.workers)} workers committed {report.weight_version!r}; "
-            f"finish again, or push again to all:\n{report}"
+            f"finish again, or repair the others, or push again to all:\n{report}"
         )
         self.report = report

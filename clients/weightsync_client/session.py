@@ -55,6 +55,7 @@ class Session:
         *,
         trace: Trace,
         joined: bool,
+        commit: Callable[[UpdateRequest, Sequence[str]], object] | None,
         names: NameMapping,
         rows: Rows,
         options: SendOptions,
@@ -65,6 +66,7 @@ class Session:
         self._request = request
         self._trace = trace
         self._joined = joined
+        self._commit = commit
         self._names = names
         self._report: FleetReport | None = None
         self._ended = ""
@@ -178,26 +180,27 @@ class Session:
 
         Args:
             commit: Lets an engine commit the sessions itself, whose ranks must do so together;
-                called with their ids, by worker, when all are prepared.
+                called with their ids, by worker, when all are prepared. None: as the fleet does.
 
         Raises:
             WeightSyncError: no worker has committed; all were aborted and keep what they hold. Or,
                 with one worker, it can't be reached to tell.
             FleetError: some workers have committed, others have not.
-            Exception: what `commit` raised; sessions that it has not committed were aborted.
+            Exception: what `commit` raised; no worker has committed, all sessions were aborted.
         """
         if self._report is not None and self._report.committed:
             return self._report
+        failure: Exception | None = None
         if self._ended != "finishing":
             self._check_open()
             try:
                 self.settle()
                 with self._trace.span("prepare", **facts(self._request)):
                     prepare_all(self._members)
-                if commit is not None:
-                    commit(self.ticket.session_ids)
-            except BaseException as failure:
-                self.abort(f"not ready: {failure}")
+                if commit is not None or self._commit is not None:
+                    failure = self._let_commit(commit)
+            except BaseException as cause:
+                self.abort(f"not ready: {cause}")
                 raise
             self._ended = "finishing"
         with self._trace.span("finish", **facts(self._request)):
@@ -220,10 +223,23 @@ class Session:
             # Nobody waits for the second phase of a commit that nobody has made.
             self._ended = "aborted"
             abort_all(self._members, f"not committed: {error}")
-            raise error
+            raise failure or error
         if len(self._members) == 1:
-            raise error
-        raise FleetError(self._report) from error
+            raise failure or error
+        raise FleetError(self._report) from failure or error
+
+    def _let_commit(self, commit: Callable[[Sequence[str]], object] | None) -> Exception | None:
+        session_ids = self.ticket.session_ids
+        try:
+            if commit is not None:
+                commit(session_ids)
+            elif self._commit is not None:
+                self._commit(self._request, session_ids)
+        except Exception as failure:  # noqa: BLE001 - of an engine
+            # Its answer may be lost, and the commit be made. What is aborted can't happen any more.
+            abort_all(self._members, f"not committed: {failure}")
+            return failure
+        return None
 
     def abort(self, cause: str = "") -> None:
         """Drop the session on all workers, which keep what they hold. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ from weightsync.core.views import (
     WorkerInfo,
 )
 from weightsync.v1 import weight_sync_pb2 as pb
+from weightsync.v1.engine_control_pb2_grpc import EngineControlStub
 from weightsync.v1.weight_sync_pb2_grpc import WeightSyncStub
 from weightsync.wire import answers
 from weightsync.wire.chunk import Chunk, parse_read_chunk
@@ -31,6 +33,8 @@ from weightsync.wire.requests import update_request_to_proto
 from weightsync.wire.workers import worker_from_proto
 from weightsync_client.arenas import ArenaSocket, MappedArena
 from weightsync_client.channel import open_channel
+from weightsync_client.control import Control
+from weightsync_client.credentials import Credentials
 from weightsync_client.errors import ConnectionLostError, from_rpc
 from weightsync_client.idle import Messages, iterate
 
@@ -68,6 +72,7 @@ class Worker:
         address: str,
         *,
         instance_id: str | None = None,
+        credentials: Credentials | None = None,
         timeout: float = 30.0,
         commit_timeout: float = 600.0,
     ) -> None:
@@ -76,6 +81,7 @@ class Worker:
         Args:
             address: `HOST:PORT` or `unix:///PATH`.
             instance_id: The process that must answer there; None: any.
+            credentials: Certificates and token; None: plain text, and no token.
             timeout: Deadline of unary calls, and longest silence of a stream, in seconds.
             commit_timeout: Deadline of prepare and finish, in seconds.
         """
@@ -83,7 +89,8 @@ class Worker:
         self.timeout = timeout
         self._instance_id = instance_id
         self._commit_timeout = commit_timeout
-        self._channel = open_channel(address)
+        self._credentials = credentials
+        self._channel = open_channel(address, credentials)
         self._stub = WeightSyncStub(self._channel)
         self._lanes: list[grpc.Channel] = []
         self._lock = threading.Lock()
@@ -91,6 +98,13 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"Worker({self.address!r})"
+
+    @property
+    def control(self) -> Control:
+        """Control of the engine: hold it, put it to sleep, wake it up."""
+        return Control(
+            EngineControlStub(self._channel), partial(self._call, timeout=self._commit_timeout)
+        )
 
     def info(self, *, wait: float | None = None) -> WorkerInfo:
         """Return who the worker is and what its targets hold.
@@ -259,7 +273,7 @@ class Worker:
     def _lane(self, lane: int) -> grpc.Channel:
         with self._lock:
             while lane > len(self._lanes):
-                self._lanes.append(open_channel(self.address))
+                self._lanes.append(open_channel(self.address, self._credentials))
             return self._lanes[lane - 1] if lane else self._channel
 
     def _check_instance(self, instance_id: str) -> None:
@@ -291,19 +305,26 @@ def _stream_report(data: bytes) -> StreamReport:
     return answers.stream_report_from_proto(pb.UpdateWeightsResponse.FromString(data))
 
 
-def connect(address: str, *, instance_id: str | None = None, timeout: float = 30.0) -> Worker:
+def connect(
+    address: str,
+    *,
+    instance_id: str | None = None,
+    credentials: Credentials | None = None,
+    timeout: float = 30.0,
+) -> Worker:
     """Connect to a worker and check that it answers.
 
     Args:
         address: `HOST:PORT` or `unix:///PATH`.
         instance_id: The process that must answer there; None: any.
+        credentials: Certificates and token; None: plain text, and no token.
         timeout: Deadline of unary calls, and longest silence of a stream, in seconds.
 
     Raises:
         ConnectionLostError: nothing answers there, or another process.
         DeadlineError: no answer in time.
     """
-    worker = Worker(address, instance_id=instance_id, timeout=timeout)
+    worker = Worker(address, instance_id=instance_id, credentials=credentials, timeout=timeout)
     try:
         worker.info()
     except BaseException:

@@ -88,7 +88,7 @@ def history() -> History:
         if step > 10:
             history.add(Generated(time, f"step-{step}", False, "To be", " or n", 10, 1))
         if step % 10 == 0:
-            history.add(Pushed(time, f"step-{step}", 4_000_000, 49, 0.04, 0.002))
+            history.add(Pushed(time, f"step-{step}", 4_000_000, 49, 0.04, 0.002, {}))
     history.add(Verified(51, ()))
     history.add(Measured(0.6, 0.1))
     return history

@@ -8,12 +8,13 @@ import pytest
 from tests.cli.conftest import ENVIRONMENT, run
 
 COMMANDS = ("serve", "push", "status", "tensors", "verify", "sharing", "demo")
+SUBCOMMANDS = ("token new", "token revoke")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", (*COMMANDS, *SUBCOMMANDS))
 def test_help_has_examples(command: str) -> None:
     """The help of each command shows how it is called, and offers JSON."""
-    done = run(command, "--help")
+    done = run(*command.split(), "--help")
     assert done.returncode == 0
     assert f"weightsync {command}" in done.stdout
     assert "For example" in done.stdout
@@ -24,7 +25,7 @@ def test_help_lists_all_commands() -> None:
     """The help of the whole lists every command and the exit codes."""
     done = run("--help")
     assert done.returncode == 0
-    for expected in (*COMMANDS, "Exit codes"):
+    for expected in (*COMMANDS, "token", "Exit codes"):
         assert expected in done.stdout
 
 

@@ -19,9 +19,6 @@ class Worker:
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
-        self.level = 0
-
     def execute_model(self, num_tokens: int) -> str | None:
         """Run the first half of a step; without tokens there is no second one."""
         if num_tokens < 0:
@@ -42,14 +39,6 @@ class Worker:
 
     def execute_dummy_batch(self) -> None:
         """Keep other ranks company."""
-
-    def sleep(self, level: int = 1) -> None:
-        """Free the memory."""
-        self.level = level
-
-    def wake_up(self) -> None:
-        """Bring it back."""
-        self.level = 0
 
 
 @contextmanager
@@ -155,16 +144,3 @@ def test_a_quarantine_fails_one_of_several_ranks() -> None:
     gate.quarantine(Target.VERIFIER, "torn")
     with pytest.raises(QuarantinedError, match="torn"):
         worker.execute_model(1)
-
-
-def test_a_sleeping_worker_is_not_touched() -> None:
-    """From falling asleep until waking up there is no access."""
-    worker = Worker()
-    gate = WorkerGate(worker, num_ranks=1)
-    worker.sleep(level=2)
-    assert worker.level == 2
-    assert gate.asleep
-    with pytest.raises(EngineUnavailableError, match="sleeps"), gate.exclusive(SOON):
-        pass
-    worker.wake_up()
-    assert is_open_to_others(gate)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import WorkerProcess
-from tests.faults.scene import Scene
+from weightsync.testing.faults.processes import WorkerProcess
+from weightsync.testing.faults.scene import Scene
 
 
 def addresses(folder: Path) -> dict[str, str]:

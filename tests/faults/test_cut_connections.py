@@ -8,11 +8,11 @@ import pytest
 from weightsync_client import Fleet, SendOptions, Worker
 from weightsync_client.errors import ConnectionLostError, DeadlineError
 
-from tests.faults.processes import TrainerProcess
-from tests.faults.relay import Fault, Relay, random_bytes
-from tests.faults.scene import Scene
-from tests.faults.weights import verifier_weights
 from weightsync.core.errors import SessionExpiredError, SessionStateError
+from weightsync.testing.faults.processes import TrainerProcess
+from weightsync.testing.faults.relay import Fault, Relay, random_bytes
+from weightsync.testing.faults.scene import Scene
+from weightsync.testing.faults.weights import verifier_weights
 
 
 @pytest.mark.parametrize("fault", [Relay.cut, Relay.half_close])
@@ -75,12 +75,12 @@ def test_a_slow_connection_is_no_fault(scene: Scene, tmp_path: Path) -> None:
 def test_a_lost_answer_of_finish_is_asked_for_again(scene: Scene, tmp_path: Path) -> None:
     """Cut within the commit, the trainer learns on a new connection that it has succeeded."""
     seed = scene.new_seed()
-    scene.worker.hold("commit.parameter")
+    scene.worker.arm("commit.parameter")
     with (
         Relay(scene.worker.address, tmp_path) as relay,
         TrainerProcess(relay.address, seed=seed) as trainer,
     ):
-        scene.worker.wait_held()
+        scene.worker.wait_reached()
         relay.cut()
         scene.worker.go()
         assert trainer.result() == {}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from weightsync_client import Worker, push_model
 
 import weightsync
-from tests.faults.net import are_shared, live_weights, make_pair
-from tests.faults.weights import draft_weights, fingerprint, verifier_weights
 from weightsync.core.errors import WeightSyncError
 from weightsync.core.trace import Trace
+from weightsync.testing.failpoints import Failpoint, raise_error
+from weightsync.testing.faults.net import are_shared, live_weights, make_pair
+from weightsync.testing.faults.weights import draft_weights, fingerprint, verifier_weights
 
 STEPS = [
     "session.started",
@@ -30,22 +30,6 @@ STEPS = [
 ]
 HAPPENED = ("completed", "ended", "session.started")
 """How steps end that no hook can stop any more."""
-
-
-class Failpoint:
-    """A trace hook that raises at the nth time of a step."""
-
-    def __init__(self, step: str, nth: int = 1) -> None:
-        self.happened = False
-        self._at = step, nth
-        self._seen: Counter[str] = Counter()
-
-    def hook(self, name: str, _facts: dict[str, object]) -> None:
-        """Raise, if this is the place."""
-        self._seen[name] += 1
-        if self._at == (name, self._seen[name]):
-            self.happened = True
-            raise ZeroDivisionError(f"at {name}")
 
 
 class Pair:
@@ -105,7 +89,7 @@ def test_a_step_that_fails_leaves_one_whole_version(
     pair: Pair, trace: Trace, step: str, nth: int
 ) -> None:
     """Whatever step fails, both models hold one version, the service says which, and go on."""
-    failpoint = Failpoint(step, nth)
+    failpoint = Failpoint(step, raise_error, nth=nth)
     remove = trace.add(failpoint.hook)
     try:
         pair.push(2)
@@ -124,5 +108,5 @@ def test_a_step_that_fails_leaves_one_whole_version(
     pair.push(3)
     assert pair.held() == version(3)
     if nth == 1:
-        assert failpoint.happened
+        assert failpoint.reached.is_set()
         assert failed != step.endswith(HAPPENED)

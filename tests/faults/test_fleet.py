@@ -11,11 +11,11 @@ import pytest
 from weightsync_client import Fleet, FleetError, Outcome, SendOptions, Session, Worker
 from weightsync_client.errors import ConnectionLostError, DeadlineError
 
-from tests.faults.processes import WorkerProcess
-from tests.faults.relay import Relay
-from tests.faults.weights import draft_weights, verifier_weights
 from weightsync.core.errors import TargetBusyError, WeightSyncError
 from weightsync.core.types import Target
+from weightsync.testing.faults.processes import WorkerProcess
+from weightsync.testing.faults.relay import Relay
+from weightsync.testing.faults.weights import draft_weights, verifier_weights
 
 BOTH = [Target.VERIFIER, Target.DRAFT]
 OPTIONS = SendOptions(chunk_bytes=8192, patience=1.0)
@@ -102,7 +102,7 @@ def test_a_worker_that_dies_in_prepare_stops_all(trio: Trio) -> None:
     trio.push(5)
     session = trio.open(6)
     session.settle()
-    trio.unlucky.hold("prepare.completed")
+    trio.unlucky.arm("prepare.completed")
     with when_held(trio.unlucky, trio.unlucky.kill), pytest.raises(LOST):
         session.finish()
     assert trio.workers[0].state().holds(5, 5)
@@ -117,7 +117,7 @@ def test_a_worker_that_dies_in_finish_is_named(trio: Trio, step: str) -> None:
     trio.push(8)
     session = trio.open(9)
     session.settle()
-    trio.unlucky.hold(step)
+    trio.unlucky.arm(step)
     with when_held(trio.unlucky, trio.unlucky.kill), pytest.raises(FleetError) as caught:
         session.finish()
     assert outcomes(caught.value) == [Outcome.COMMITTED, Outcome.COMMITTED, Outcome.UNKNOWN]
@@ -136,7 +136,7 @@ def test_a_worker_that_was_out_of_reach_is_asked_again(trio: Trio) -> None:
     trio.push(11)
     session = trio.open(12)
     session.settle()
-    trio.unlucky.hold("commit.started")
+    trio.unlucky.arm("commit.started")
 
     def vanish() -> None:
         trio.relay.refuse()
@@ -169,7 +169,7 @@ def when_held(worker: WorkerProcess, act: Callable[[], object]) -> Iterator[None
     """Act as soon as a worker is held, while the block runs."""
 
     def wait() -> None:
-        worker.wait_held()
+        worker.wait_reached()
         act()
 
     with ThreadPoolExecutor() as pool:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import TrainerProcess, until
-from tests.faults.relay import Relay, random_bytes
-from tests.faults.scene import Scene
 from weightsync.core.types import Target, TargetState
+from weightsync.testing.faults.child import until
+from weightsync.testing.faults.processes import TrainerProcess
+from weightsync.testing.faults.relay import Relay, random_bytes
+from weightsync.testing.faults.scene import Scene
 
 BOTH = ("verifier", "draft")
 BEFORE = [
@@ -35,9 +36,9 @@ WITHIN = [
 def kill_at(scene: Scene, point: tuple[str, int], targets: tuple[str, ...], mode: str) -> int:
     """Kill a trainer while the worker is held at a step; return the version it was to bring."""
     seed = scene.new_seed()
-    scene.worker.hold(*point)
+    scene.worker.arm(*point)
     with TrainerProcess(scene.worker.address, seed=seed, targets=targets, mode=mode) as trainer:
-        scene.worker.wait_held()
+        scene.worker.wait_reached()
         trainer.kill()
     scene.worker.go()
     scene.expire()

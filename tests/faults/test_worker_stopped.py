@@ -13,10 +13,11 @@ from weightsync_client import Fleet, SendOptions, Worker, push_model
 from weightsync_client.errors import ConnectionLostError
 
 from tests.faults.conftest import addresses
-from tests.faults.processes import TrainerProcess, WorkerProcess, until
-from tests.faults.weights import draft_weights, verifier_weights
 from weightsync.core.errors import UnknownSessionError, WeightSyncError
 from weightsync.core.types import Scope
+from weightsync.testing.faults.child import until
+from weightsync.testing.faults.processes import TrainerProcess, WorkerProcess
+from weightsync.testing.faults.weights import draft_weights, verifier_weights
 
 Start = Callable[..., WorkerProcess]
 BOTH = ("verifier", "draft")
@@ -38,9 +39,9 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_a_stop_without_grace_keeps_the_old_version(start: Start, address: str) -> None:
     """SIGTERM within a session: the worker ends well with the old weights and says so."""
     worker = start(address)
-    worker.hold("chunk.completed", 10)
+    worker.arm("chunk.completed", 10)
     with TrainerProcess(worker.address, seed=1, patience=0.5) as trainer:
-        worker.wait_held()
+        worker.wait_reached()
         worker.terminate()
         with Worker(worker.address) as asking:
             until(lambda: not serving(asking), "the worker drains")
@@ -63,9 +64,9 @@ def serving(worker: Worker) -> bool:
 def test_a_stop_with_grace_lets_the_session_finish(start: Start, address: str) -> None:
     """SIGTERM within a session that finishes in time: the worker ends well with the new weights."""
     worker = start(address, grace=60.0)
-    worker.hold("chunk.completed", 10)
+    worker.arm("chunk.completed", 10)
     with TrainerProcess(worker.address, seed=1) as trainer:
-        worker.wait_held()
+        worker.wait_reached()
         worker.terminate()
         worker.go()
         assert trainer.result() == {}
@@ -75,9 +76,9 @@ def test_a_stop_with_grace_lets_the_session_finish(start: Start, address: str) -
 def test_a_stop_waits_for_the_commit(start: Start, address: str) -> None:
     """SIGTERM within the commit: it goes through, and its trainer is told so."""
     worker = start(address)
-    worker.hold("commit.parameter", 2)
+    worker.arm("commit.parameter", 2)
     with TrainerProcess(worker.address, seed=1) as trainer:
-        worker.wait_held()
+        worker.wait_reached()
         worker.terminate()
         worker.go()
         assert trainer.result() == {}
@@ -114,9 +115,9 @@ def test_a_worker_that_comes_back_is_another_one(start: Start, address: str) -> 
 def test_a_killed_worker_is_told_within_the_patience(start: Start, address: str) -> None:
     """Killed within the commit and never seen again: the trainer is told, and does not hang."""
     worker = start(address)
-    worker.hold("commit.parameter", 2)
+    worker.arm("commit.parameter", 2)
     with TrainerProcess(worker.address, seed=1, patience=0.5, timeout=5.0) as trainer:
-        worker.wait_held()
+        worker.wait_reached()
         worker.kill()
         result = trainer.result()
     assert result["error"] in ("ConnectionLostError", "DeadlineError")
@@ -140,7 +141,7 @@ def test_a_draining_worker_refuses_new_sessions_only(start: Start, address: str)
 def test_two_workers_at_one_address_fail_loudly(start: Start, address: str) -> None:
     """The second worker at an address does not start, and the first one serves on."""
     first = start(address)
-    command = [sys.executable, "-m", "tests.faults.worker", first.address, "0", "0"]
+    command = [sys.executable, "-m", "weightsync.testing.faults.worker", first.address, "0", "0"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode != 0
     assert "InvalidRequestError" in second.stderr

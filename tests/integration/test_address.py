@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -143,3 +144,28 @@ def test_the_longest_socket_path_works(server: grpc.Server, tmp_path: Path) -> N
     finally:
         path.unlink(missing_ok=True)
         path.parent.rmdir()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
+def test_a_folder_that_others_can_write_is_refused(
+    server: grpc.Server, tmp_path: Path, mode: int
+) -> None:
+    """Where others could put their own socket in place of ours, there is none."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(InvalidRequestError, match="others can write"):
+        bind(server, f"unix://{folder}/w.sock")
+    assert bind(server, f"unix://{folder}/below/w.sock")
+
+
+def test_a_folder_of_another_user_is_refused(server: grpc.Server, tmp_path: Path) -> None:
+    """A folder that somebody else owns is no place for a socket."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    try:
+        os.chown(folder, 12345, 12345)
+    except PermissionError:
+        pytest.skip("only root can give a folder away")
+    with pytest.raises(InvalidRequestError, match="another user"):
+        bind(server, f"unix://{folder}/w.sock")

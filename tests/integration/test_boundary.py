@@ -21,6 +21,7 @@ from weightsync.core.errors import (
     WeightSyncError,
 )
 from weightsync.core.types import Limits
+from weightsync.server.access import Access
 from weightsync.server.boundary import Boundary
 from weightsync.server.control import EngineControlService
 from weightsync.server.handlers import MAX_WAITING_CALLS, Admissions, service_handler
@@ -57,7 +58,7 @@ def log() -> io.StringIO:
 @pytest.fixture
 def serve(log: io.StringIO) -> Iterator[Serve]:
     """Serve both services with one behavior for all rpcs, and connect to them."""
-    boundary = Boundary(make_logger(LogFormat.JSON, log))
+    boundary = Boundary(make_logger(LogFormat.JSON, log), Access())
     admissions = Admissions(Limits())
     pool = ThreadPoolExecutor(admissions.num_threads)
     server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
@@ -99,14 +100,14 @@ def broken(_request: Any, _call: grpc.ServicerContext) -> Any:
 
 def test_every_rpc_of_the_contract_is_served() -> None:
     """Both services have a method for each rpc of their descriptors."""
-    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()))
+    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access())
     for service, servicer in zip(SERVICES, (WeightSyncService, EngineControlService), strict=True):
         service_handler(service, servicer, boundary, Admissions(Limits()))
 
 
 def test_a_missing_method_stops_the_start() -> None:
     """A service that lacks an rpc of its descriptor can't be registered."""
-    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()))
+    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access())
     with pytest.raises(AttributeError, match="get_worker"):
         service_handler(SERVICES[0], object(), boundary, Admissions(Limits()))
 

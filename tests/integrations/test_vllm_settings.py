@@ -35,6 +35,25 @@ def test_each_rank_has_an_address_of_its_own() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("listens", "advertise", "told"),
+    [
+        ("127.0.0.1:1", None, "127.0.0.1:1"),
+        ("0.0.0.0:1", None, "10.0.0.7:1"),
+        ("[::]:1", None, "10.0.0.7:1"),
+        ("0.0.0.0:1", "pod-3.workers", "pod-3.workers:1"),
+        ("10.0.0.7:1", "fd00::3", "[fd00::3]:1"),
+        ("unix:///run/rank0.sock", "pod-3.workers", "unix:///run/rank0.sock"),
+    ],
+)
+def test_others_are_told_an_address_that_they_can_use(
+    listens: str, advertise: str | None, told: str
+) -> None:
+    """A wildcard becomes this host's own address, unless another name is set."""
+    settings = WorkerSettings.read({"weightsync": {"advertise_host": advertise}})
+    assert settings.advertised(listens, lambda: "10.0.0.7") == told
+
+
 @pytest.mark.parametrize("given", [{"adress": "127.0.0.1:1"}, {"limits": {"max_streams": 0}}])
 def test_a_bad_setting_is_named(given: dict[str, object]) -> None:
     """A key that does not exist, and a value that can't be, are refused by name."""

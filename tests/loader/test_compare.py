@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.loader.models import bits, flip_one_bit
-from weightsync.loader.compare import is_constant, is_plain, same_bytes, view_key
+from weightsync.loader.compare import BLOCK_BYTES, is_constant, is_plain, same_bytes, view_key
 
 DTYPES = [
     torch.float64,
@@ -115,6 +117,52 @@ def test_no_block_is_larger_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same_bytes(a, a.clone(), block_bytes=512)
     assert max(sizes) <= 512
     assert sum(sizes) == a.numel() * a.itemsize
+
+
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the most bytes that an operation makes; a comparison on a device makes a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
+        """Run one operation of torch."""
+        del types
+        made = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        if func is torch.ops.aten.equal.default:
+            self.largest = max(self.largest, args[0].numel())
+        elif isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in given:
+                self.largest = max(self.largest, storage.nbytes())
+        return made
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "one row"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex128], ids=str)
+def test_no_mask_of_the_size_of_a_tensor(form: str, dtype: torch.dtype) -> None:
+    """Whatever shape, strides and dtype, no operation needs more than a block of extra memory."""
+    a = torch.zeros({"rows": (1024, 4096), "columns": (4096, 1024), "one row": (1, 1 << 22)}[form])
+    a = (a.t() if form == "columns" else a).to(dtype)
+    b = a.clone()
+    with Allocations() as seen:
+        assert same_bytes(a, b)
+    assert 0 < seen.largest <= BLOCK_BYTES < a.numel()
+
+
+@pytest.mark.gpu
+def test_two_device_tensors_need_no_mask() -> None:
+    """Comparing 256 MiB on a device takes a few blocks of its memory, not a mask of them."""
+    a = torch.zeros(1 << 13, 1 << 13, device="cuda")
+    b = a.clone()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    assert same_bytes(a, b)
+    assert torch.cuda.max_memory_allocated() - before < 4 * BLOCK_BYTES
 
 
 def test_inference_tensors() -> None:

@@ -33,6 +33,13 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+QWEN2 = LLAMA | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attention_bias": True,
+}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 QWEN3_MOE = LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -69,6 +76,8 @@ def block(prefix: str, config: Mapping[str, Any], *, width: int | None = None) -
     yield f"{prefix}post_attention_layernorm.weight", (hidden,)
     for part, rows in (("q", query), ("k", key), ("v", key)):
         yield f"{prefix}self_attn.{part}_proj.weight", (rows, width or hidden)
+        if config["attention_bias"]:
+            yield f"{prefix}self_attn.{part}_proj.bias", (rows,)
     yield f"{prefix}self_attn.o_proj.weight", (hidden, query)
     if config["model_type"].startswith("qwen3"):
         yield f"{prefix}self_attn.q_norm.weight", (config["head_dim"],)

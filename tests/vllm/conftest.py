@@ -10,6 +10,8 @@ import pytest
 
 from tests.vllm import checkpoints
 
+pytest.register_assert_rewrite("tests.vllm.proof")
+
 # These tests have an environment of their own: `make test-vllm`.
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*.py"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.vllm.checkpoints import HIDDEN, LLAMA, VOCAB, Shapes, block, shapes, values, write
+from tests.vllm.checkpoints import HIDDEN, LLAMA, QWEN2, VOCAB, Shapes, block, shapes, values, write
 
 Tensors = dict[str, torch.Tensor]
 
@@ -120,18 +120,9 @@ def _dflash(config: Mapping[str, Any]) -> Shapes:
         yield from block(f"layers.{layer}.", config)
 
 
-def _biases(prefix: str, config: Mapping[str, Any]) -> Shapes:
-    query = config["num_attention_heads"] * config["head_dim"]
-    key = config["num_key_value_heads"] * config["head_dim"]
-    for part, rows in (("q", query), ("k", key), ("v", key)):
-        yield f"{prefix}self_attn.{part}_proj.bias", (rows,)
-
-
 def _mimo(config: Mapping[str, Any]) -> Shapes:
     yield from shapes(config)
     mtp = "model.mtp_layers.0."
-    for prefix in ("model.layers.0.", "model.layers.1.", mtp):
-        yield from _biases(prefix, config)
     yield from block(mtp, config)
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         yield f"{mtp}{name}.weight", (HIDDEN,)
@@ -178,7 +169,6 @@ def _grouped(prefix: str, config: Mapping[str, Any]) -> Shapes:
     for name, shape in block(prefix, {**config, "num_experts": 0}):
         if "self_attn" in name:
             yield name, shape
-    yield from _biases(prefix, config)
 
 
 def _latent(prefix: str, config: Mapping[str, Any]) -> Shapes:
@@ -191,11 +181,8 @@ def _latent(prefix: str, config: Mapping[str, Any]) -> Shapes:
     yield f"{attention}o_proj.weight", (HIDDEN, heads * _VALUE)
 
 
-_MIMO = LLAMA | {
+_MIMO = QWEN2 | {
     "architectures": ["MiMoForCausalLM"],
-    "model_type": "qwen2",
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
     "num_nextn_predict_layers": 1,
 }
 _EXPERTS = {

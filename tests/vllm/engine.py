@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from weightsync_client import Fleet
+
+Prompt: TypeAlias = Sequence[int] | Mapping[str, Any]
+"""Tokens, or what vLLM takes as a prompt."""
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [100, 200, 300, 400, 411]]
 
@@ -37,15 +44,31 @@ def running(model: Path, **options: Any) -> Iterator[LLM]:
         llm.llm_engine.engine_core.shutdown()
         del llm
         cleanup_dist_env_and_memory()
-        gc.collect()
+        _spare_collections()
+
+
+@functools.cache
+def _spare_collections() -> None:
+    """Take what is imported by now out of garbage collections.
+
+    vLLM makes nine of them for each engine, which is most of the time that it takes to start and
+    stop; and it would put everything back in.
+    """
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 def generate(
-    llm: LLM, prompts: Sequence[Sequence[int]] = PROMPTS, num_tokens: int = 16
+    llm: LLM, prompts: Sequence[Prompt] = PROMPTS, num_tokens: int = 16
 ) -> list[list[int]]:
     """Return the greedy tokens that follow some prompts."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-    asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    asked: list[Any] = [
+        prompt if isinstance(prompt, Mapping) else {"prompt_token_ids": list(prompt)}
+        for prompt in prompts
+    ]
     return [list(o.outputs[0].token_ids) for o in llm.generate(asked, params, use_tqdm=False)]
 
 
@@ -57,3 +80,10 @@ def worker_of(llm: LLM) -> Any:
 def address_of(llm: LLM) -> str:
     """Return where the service in the worker listens."""
     return str(worker_of(llm).weight_transfer_engine.server.address)
+
+
+def push(llm: LLM, tensors: Mapping[str, torch.Tensor], version: str, **options: Any) -> None:
+    """Send tensors to the worker of this process, and commit them."""
+    with Fleet([address_of(llm)]) as fleet, fleet.update(version=version, **options) as session:
+        session.push(tensors)
+        session.finish()

@@ -12,7 +12,8 @@ from weightsync.core.errors import UnsupportedError
 from weightsync.core.regions import Region
 from weightsync.engines.vllm.checkpoint import TensorForm
 from weightsync.engines.vllm.derived import Derived
-from weightsync.engines.vllm.record import record
+from weightsync.engines.vllm.expected import expected
+from weightsync.engines.vllm.record import Group, record
 from weightsync.engines.vllm.shadow import Shadows
 from weightsync.engines.vllm.slots import Slot, named_slots
 from weightsync.layout.plan import Placement
@@ -75,25 +76,96 @@ def test_the_model_stays_as_it_is() -> None:
     "load_one",
     [
         lambda place, tensor: place.copy_(tensor.exp()),
+        lambda place, tensor: place.copy_(tensor).mul_(2),
+        lambda place, tensor: place.copy_(tensor.mul_(2)),
         lambda place, tensor: place.copy_(tensor[:1]),
         lambda place, tensor: place[::2].copy_(tensor[::2]),
-        lambda _place, tensor: tensor.tolist(),
     ],
-    ids=["computed", "repeated", "every second row", "values looked at"],
+    ids=["computed", "computed there", "computed before", "repeated", "every second row"],
 )
-def test_what_is_no_copy_of_a_box_is_refused(
+def test_what_is_no_copy_of_a_box_is_loaded_by_the_model(
     monkeypatch: pytest.MonkeyPatch, load_one: Any
 ) -> None:
-    """The refusal names the model, and leaves it as it was."""
+    """All tensors that reach the module are told; the others keep their places."""
     model = Fused()
     monkeypatch.setattr(model, "load_one", load_one)
-    with pytest.raises(UnsupportedError, match="Fused"):
-        record(model, FORMS)
+    found = record(model, FORMS)
+    assert found.groups == [Group((model,), ("q", "k"))]
+    assert found.placements == {"unused": []}
     assert not model.qk.is_meta
+    assert model.qk.tolist() == torch.arange(12.0).view(6, 2).tolist()
+
+
+def test_a_parameter_that_is_replaced_is_loaded_by_the_model() -> None:
+    """A loader may put another parameter in the place of one, which no copy tells of."""
+
+    class Replacing(Fused):
+        def load_weights(self, weights: Weights) -> None:
+            both = torch.cat([tensor for name, tensor in weights if name in {"q", "k"}])
+            self.qk = nn.Parameter(both, requires_grad=False)
+
+    model = Replacing()
+    assert record(model, FORMS).groups == [Group((model,), ("q", "k"))]
+
+
+def test_a_loader_that_looks_at_values_is_followed_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole model is loaded by itself."""
+    model = Fused()
+    monkeypatch.setattr(model, "load_one", lambda _place, tensor: tensor.tolist())
+    assert record(model, FORMS).groups == [Group((model,), tuple(FORMS))]
+
+
+def test_a_constant_in_padding_is_no_computation() -> None:
+    """What a loader fills in beside the checkpoint's tensors changes nothing."""
+
+    class Padded(Fused):
+        def load_one(self, place: torch.Tensor, tensor: torch.Tensor) -> None:
+            place.fill_(0)
+            place.copy_(tensor)
+
+    assert not record(Padded(), FORMS).groups
+
+
+def test_what_has_a_tensor_in_common_is_loaded_together() -> None:
+    """A module that copies what another one computes with is loaded with it; a third is not."""
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+            record_metadata_for_reloading(self)
+
+        def load_weights(self, weights: Weights) -> None:
+            scaled, copied, apart = (part.weight for part in self.parts)
+            for name, tensor in weights:
+                if name == "one":
+                    scaled.data.copy_(tensor * 2)
+                    copied.data.copy_(tensor)
+                else:
+                    apart.data.copy_(tensor)
+
+    model = Three()
+    form = TensorForm(torch.float32, (2, 2))
+    found = record(model, {"one": form, "two": form})
+    (group,) = found.groups
+    assert set(group.modules) == {model.parts[0], model.parts[1]}
+    assert group.tensors == ("one",)
+    assert list(found.placements) == ["two"]
+    assert list(found.forms) == ["parts.2.weight"]
+
+
+def test_a_model_that_does_not_load_itself_is_refused() -> None:
+    """Nothing can be learnt from it."""
+    with pytest.raises(UnsupportedError, match="Linear has no load_weights"):
+        record(nn.Linear(2, 2), FORMS)
 
 
 class Values:
     """A checkpoint in memory."""
+
+    loaded = True
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self._tensors = tensors
@@ -110,7 +182,7 @@ def shadows_of(model: Fused, live: torch.Tensor) -> Shadows:
     model.qk = nn.Parameter(live, requires_grad=False)
     shadows = Shadows()
     checkpoint: Any = Values(q=values[:4], k=values[4:])
-    shadows.add(dict(named_slots(model)), found, checkpoint)
+    shadows.add(expected(found, dict(named_slots(model)), checkpoint))
     return shadows
 
 

@@ -489,7 +489,7 @@ def arenas() -> list[str]:
 
 
 def test_nothing_of_an_ended_session_stays(models: tuple[Tiny, Tiny]) -> None:
-    """After 50 sessions, committed and aborted, no arena is mapped and no byte counted (B74)."""
+    """After 50 sessions, committed, failed and aborted, nothing is mapped or counted (B74)."""
     verifier, _ = models
     gc.collect()
     before = len(arenas())
@@ -498,10 +498,15 @@ def test_nothing_of_an_ended_session_stays(models: tuple[Tiny, Tiny]) -> None:
         session = worker.start(request(version=str(step)))
         push(worker, session.session_id, Target.VERIFIER, fresh(verifier.state_dict()))
         assert len(arenas()) > before
-        if step % 2:
+        if step % 3 == 0:
             worker.abort(session.session_id)
-        else:
+        elif step % 3 == 1:
             worker.finish(session.session_id)
+        else:
+            remove = worker.trace.add(failing_at("commit.parameter", "fc.weight"))
+            with pytest.raises(CommitRolledBackError):
+                worker.finish(session.session_id)
+            remove()
     gc.collect()
     assert worker.staging_bytes == 0
     assert len(arenas()) <= before

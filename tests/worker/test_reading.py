@@ -45,8 +45,13 @@ def test_what_is_read_is_what_a_second_worker_takes(worker: Worker) -> None:
         from weightsync.core.types import ChecksumType  # noqa: PLC0415
         from weightsync.wire.chunk import parse_chunk, serialize_chunk  # noqa: PLC0415
 
-        for segments, buffers, _ in worker.reader.read(VERIFIER, []):
-            data = serialize_chunk(session.session_id, segments, buffers, ChecksumType.CRC32C)
+        for data in worker.reader.read(
+            VERIFIER,
+            [],
+            lambda segments, buffers, _: serialize_chunk(
+                session.session_id, segments, buffers, ChecksumType.CRC32C
+            ),
+        ):
             sink.write(parse_chunk(data, other.limits))
     other.finish(session.session_id)
     mine = [d.xxh3_128 for d in worker.reader.digests([VERIFIER], [])]
@@ -59,9 +64,9 @@ def test_large_tensors_are_read_in_bounded_messages() -> None:
     model = torch.nn.Linear(700, 1000, bias=False)
     worker = Worker(ModuleEngine(model), limits=Limits(max_message_bytes=1 << 20))
     got = bytearray()
-    for segments, buffers, _ in worker.reader.read(VERIFIER, []):
-        assert sum(map(len, buffers)) <= worker.limits.max_payload_bytes
-        for segment, buffer in zip(segments, buffers, strict=True):
+    for message in worker.reader.read(VERIFIER, [], lambda s, b, _: list(zip(s, b, strict=True))):
+        assert sum(len(buffer) for _, buffer in message) <= worker.limits.max_payload_bytes
+        for segment, buffer in message:
             assert segment.byte_offset == len(got)
             got += buffer
     assert bytes(got) == bytes(raw(model.weight))
@@ -82,7 +87,7 @@ def test_unknown_names_are_named(worker: Worker) -> None:
     """Reading a tensor that is not there gives the closest name."""
     for call in (
         lambda: list(worker.reader.digests([VERIFIER], ["fc.wait"])),
-        lambda: list(worker.reader.read(VERIFIER, ["fc.wait"])),
+        lambda: list(worker.reader.read(VERIFIER, ["fc.wait"], lambda *_: b"")),
     ):
         with pytest.raises(UnknownTensorError, match=r"fc\."):
             call()

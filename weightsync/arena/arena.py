@@ -132,6 +132,11 @@ class ArenaBudget:
         """Bytes that sessions hold now."""
         return self._used
 
+    @property
+    def left(self) -> int:
+        """Bytes that sessions may still take."""
+        return self._limit - self._used
+
     def reserve(self, nbytes: int) -> None:
         """Take bytes.
 
@@ -141,7 +146,7 @@ class ArenaBudget:
         with self._lock:
             if self._used + nbytes > self._limit:
                 raise ArenaFullError(
-                    f"the staging arena has {self._limit - self._used} of {self._limit} bytes"
+                    f"the staging arena has {self.left} of {self._limit} bytes"
                     f" left and {nbytes} are needed; end another session, raise the limit, or"
                     " use IN_PLACE",
                     retry_after=1.0,

@@ -90,6 +90,7 @@ class Staging:
         self._declared: dict[TensorKey, dict[Region, None]] = {}
         self._ignored: dict[str, None] = {}
         self._writers = 0
+        self._sealed = False
         self._closed = False
         self._freed = False
         self._full_bytes = sum(
@@ -276,11 +277,11 @@ class Staging:
         """Take possession of what is to be copied; return how many bytes of it are new."""
         with self._changed:
             # Another message that is copying into the same bytes has to be compared with.
-            while not self._closed and any(
+            while not self._sealed and any(
                 claim.intersect(copy.box) for copy in copies for claim in copy.block.claims
             ):
                 self._changed.wait()
-            if self._closed:
+            if self._sealed:
                 raise SessionStateError("the session has ended and takes no more chunks")
             new: dict[Block, Coverage] = {}
             charge = 0
@@ -329,10 +330,17 @@ class Staging:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def seal(self) -> None:
+        """Take no more; return when the last copy is done. Idempotent."""
+        with self._changed:
+            self._sealed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._writers)
+
     def close(self) -> None:
         """Take no more; give the memory back as soon as the last copy is done. Idempotent."""
         with self._changed:
-            self._closed = True
+            self._sealed = self._closed = True
             self._free_if_idle()
             self._changed.notify_all()
 

@@ -58,7 +58,11 @@ def load_model(folder: Path, kind: Kind, device: str) -> PreTrainedModel:
     loader: Any = transformers.AutoModelForCausalLM if generative else transformers.AutoModel
     try:
         model, info = loader.from_pretrained(
-            folder, dtype="auto", output_loading_info=True, local_files_only=True
+            folder,
+            dtype="auto",
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,  # The other form is a pickle.
         )
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{folder} can't be loaded: {error}") from None

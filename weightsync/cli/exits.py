@@ -32,6 +32,8 @@ EXIT_CODES: Mapping[int, int] = {
     Code.DEADLINE_EXCEEDED: 7,
     Code.INTERNAL: 8,
     Code.DATA_LOSS: 8,
+    Code.UNAUTHENTICATED: 10,
+    Code.PERMISSION_DENIED: 10,
 }
 """Exit code of each status code that a `Reason` has."""
 
@@ -46,6 +48,7 @@ MEANINGS: Mapping[int, str] = {
     7: "the worker can't be reached, is stopping, or did not answer in time",
     8: "the worker failed",
     PARTLY_COMMITTED: "some workers hold the new version and others do not: push again",
+    10: "not allowed: the worker wants a token, or one with another scope",
     INTERNAL: "a fault of weightsync itself",
     130: "interrupted",
 }

@@ -14,6 +14,7 @@ from weightsync.cli.serve import serve
 from weightsync.cli.sharing import sharing
 from weightsync.cli.status import status
 from weightsync.cli.tensors import tensors
+from weightsync.cli.token import token
 from weightsync.cli.verify import verify
 
 app = typer.Typer(
@@ -25,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 weights differ, 2 usage, 3 does not fit, 4 not there, 5 not as "
-    "things stand, 6 busy, 7 unreachable, 8 worker failed, 9 partly committed, 130 interrupted.",
+    "things stand, 6 busy, 7 unreachable, 8 worker failed, 9 partly committed, 10 not "
+    "allowed, 130 interrupted.",
 )
 
 
@@ -47,3 +49,4 @@ def weightsync(
 
 for command in (serve, push, status, tensors, verify, sharing, demo):
     app.command(no_args_is_help=command not in (demo, serve))(command)
+app.add_typer(token, name="token")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from weightsync_client.credentials import Credentials
 
+from weightsync.cli.credentials import with_credentials
 from weightsync.cli.options import Checkpoint, Json, TargetName, To, addresses, name_mapping
 from weightsync.cli.options import target as target_named
 from weightsync.cli.output import print_facts, print_json, size
@@ -30,6 +32,7 @@ Policy = Annotated[
 ]
 
 
+@with_credentials
 def push(
     checkpoint: Checkpoint,
     *,
@@ -64,6 +67,7 @@ def push(
         bool, typer.Option("--check-finite", help="Refuse NaN and infinity.")
     ] = False,
     json: Json = False,
+    credentials: Credentials,
 ) -> None:
     """Make a checkpoint live on one worker or many: on all of them or on none.
 
@@ -95,6 +99,7 @@ def push(
             model,
             draft_model,
             version=version,
+            credentials=credentials,
             expected_base_versions={wanted: expect} if expect is not None else None,
             scope=Scope.PARTIAL if partial else Scope.FULL,
             mode=UpdateMode.IN_PLACE if in_place else UpdateMode.STAGED,

@@ -42,11 +42,28 @@ def serve(
         str | None, typer.Option(help="HOST:PORT, port 0 for a free one, or unix:///PATH.")
     ] = None,
     allow_insecure: Annotated[
-        bool | None, typer.Option("--allow-insecure", help="Let other hosts reach it.")
+        bool | None,
+        typer.Option("--allow-insecure", help="Let other hosts reach it without TLS."),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with its certificate chain: serve with TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: clients need a certificate that these signed.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of `weightsync token new`: callers need a token.")
     ] = None,
     metrics_host: Annotated[str | None, typer.Option(help="Where /metrics listens.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Port of /metrics for Prometheus, 0 for a free one.")
+    ] = None,
+    health_host: Annotated[
+        str | None, typer.Option(help="Where health answers in plain text, for probes.")
+    ] = None,
+    health_port: Annotated[
+        int | None, typer.Option(help="Port of that, 0 for a free one; none by default.")
     ] = None,
     reflection: Annotated[
         bool | None, typer.Option(help="Describe the services to grpcurl and the like.")
@@ -75,6 +92,8 @@ def serve(
         weightsync serve --verifier ./policy --draft ./draft --address 127.0.0.1:50051
 
         weightsync serve --verifier ./MiniLM --address unix:///run/worker.sock --metrics-port 9400
+
+        weightsync serve --verifier ./policy --tls-certificate c.pem --tls-key k.pem --tokens t.json
     """
     if verifier is None and draft is None:
         raise InvalidRequestError(
@@ -83,8 +102,14 @@ def serve(
     given = {
         "address": address,
         "allow_insecure": allow_insecure,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tokens": tokens,
         "metrics_host": metrics_host,
         "metrics_port": metrics_port,
+        "health_host": health_host,
+        "health_port": health_port,
         "reflection": reflection,
         "stop_grace": stop_grace,
         "log_format": log_format,
@@ -177,6 +202,7 @@ def _announce(server: Server, *, json: bool) -> None:
             {
                 "address": server.address,
                 "metrics_address": server.metrics_address,
+                "health_address": server.health_address,
                 "instance_id": server.worker.instance_id,
             }
         )

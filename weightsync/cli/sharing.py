@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from weightsync_client.credentials import Credentials
 
+from weightsync.cli.credentials import with_credentials
 from weightsync.cli.options import Json, addresses
 from weightsync.cli.output import print_json, print_line, print_table, size
 from weightsync.core.errors import InvalidRequestError
@@ -14,6 +16,7 @@ from weightsync.core.errors import InvalidRequestError
 COLUMNS = ("worker", "group", "tensors", "size")
 
 
+@with_credentials
 def sharing(
     folders: Annotated[
         list[Path] | None,
@@ -26,6 +29,8 @@ def sharing(
         bool, typer.Option("--all", help="Look at all tensors, not only embedding and head.")
     ] = False,
     json: Json = False,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Tell which weights a draft can hold together with its verifier, or does on a worker.
 
@@ -36,7 +41,7 @@ def sharing(
         weightsync sharing --to 127.0.0.1:50051
     """
     if to is not None and not folders:
-        _ask(addresses(to), json=json)
+        _ask(addresses(to), credentials, json=json)
     elif to is None and folders is not None and len(folders) == 2:  # noqa: PLR2004 - V and D
         _look(folders[0], folders[1], all_equal=all_equal, json=json)
     else:
@@ -58,7 +63,7 @@ def _look(verifier: Path, draft: Path, *, all_equal: bool, json: bool) -> None:
         print_line(report.render())
 
 
-def _ask(places: list[str], *, json: bool) -> None:
+def _ask(places: list[str], credentials: Credentials, *, json: bool) -> None:
     from weightsync_client import connect
 
     from weightsync.cli.tensors import held_bytes
@@ -66,7 +71,7 @@ def _ask(places: list[str], *, json: bool) -> None:
     rows: list[tuple[str, str, list[str], int]] = []
     for address in places:
         groups: dict[str, tuple[list[str], int]] = {}
-        with connect(address) as worker:
+        with connect(address, credentials=credentials) as worker:
             for info in worker.tensors():
                 if info.share_group:
                     names, _ = groups.setdefault(info.share_group, ([], held_bytes(info)))

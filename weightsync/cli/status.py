@@ -6,7 +6,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from weightsync_client.credentials import Credentials
 
+from weightsync.cli.credentials import with_credentials
 from weightsync.cli.options import At, Json, addresses
 from weightsync.cli.output import print_json, print_line, print_table, size
 from weightsync.core.errors import InvalidRequestError
@@ -28,12 +30,15 @@ COLUMNS = (
 )
 
 
+@with_credentials
 def status(
     worker: At,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on with a line per event of one worker.")
     ] = False,
     json: Json = False,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show what workers hold: state, version and size of each target, and open sessions.
 
@@ -52,7 +57,7 @@ def status(
         raise InvalidRequestError("--watch follows one worker: name one", subjects=["worker"])
     rows: list[tuple[object, ...]] = []
     for address in places:
-        with connect(address) as connection:
+        with connect(address, credentials=credentials) as connection:
             info = connection.info()
             if json:
                 print_json(_as_json(address, info, serving=connection.serving()))
@@ -60,7 +65,7 @@ def status(
     if not json:
         print_table(COLUMNS, rows)
     if watch:
-        with connect(places[0]) as connection:
+        with connect(places[0], credentials=credentials) as connection:
             for event in connection.watch():
                 if json:
                     print_json(_event_as_json(event))

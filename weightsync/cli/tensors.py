@@ -7,7 +7,9 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from weightsync_client.credentials import Credentials
 
+from weightsync.cli.credentials import with_credentials
 from weightsync.cli.options import At, Json, addresses
 from weightsync.cli.options import target as target_named
 from weightsync.cli.output import print_json, print_table, size
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "target", "name", "dtype", "shape", "size", "written", "shared")
 
 
+@with_credentials
 def tensors(
     worker: At,
     target: Annotated[
@@ -25,6 +28,8 @@ def tensors(
     ] = None,
     name: Annotated[str, typer.Option(help="Pattern of names, as in a shell.")] = "*",
     json: Json = False,
+    *,
+    credentials: Credentials,
 ) -> None:
     """List the tensors of a worker: name, type, shape, whether a push has written it, ties.
 
@@ -41,7 +46,7 @@ def tensors(
     targets = [target_named(target)] if target else []
     rows: list[tuple[str, TensorInfo]] = []
     for address in addresses(worker):
-        with connect(address) as connection:
+        with connect(address, credentials=credentials) as connection:
             found = connection.tensors(targets)
             rows += ((address, info) for info in found if fnmatchcase(info.name, name))
     if json:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from weightsync_client.credentials import Credentials
 
+from weightsync.cli.credentials import with_credentials
 from weightsync.cli.options import Checkpoint, Json, TargetName, To, addresses, name_mapping
 from weightsync.cli.options import target as target_named
 from weightsync.cli.output import print_facts, print_json
@@ -13,6 +15,7 @@ from weightsync.cli.output import print_facts, print_json
 MAX_SHOWN = 10
 
 
+@with_credentials
 def verify(
     checkpoint: Checkpoint,
     *,
@@ -27,6 +30,7 @@ def verify(
         typer.Option(help="OLD=NEW: another prefix of names; may be repeated."),
     ] = None,
     json: Json = False,
+    credentials: Credentials,
 ) -> None:
     """Compare a checkpoint with live weights, bit for bit, by digests: no weights travel.
 
@@ -49,7 +53,11 @@ def verify(
     source = (shard for shard in Folder(checkpoint) if not patterns.match(shard.name))
     rules = tuple(map(name_mapping, rename or ()))
     report = compare(
-        addresses(to), source, target=target_named(target), names=NameMapping(rules=rules)
+        addresses(to),
+        source,
+        target=target_named(target),
+        names=NameMapping(rules=rules),
+        credentials=credentials,
     )
     equal = report.equal and not report.not_compared
     if json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from weightsync.core.errors import InvalidRequestError
+from weightsync.core.errors import InvalidRequestError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,42 @@ class RankFile:
         unfinished.replace(path)
 
     @classmethod
+    def parse(cls, content: object, origin: str) -> RankFile:
+        """Return what was read somewhere.
+
+        Raises:
+            InvalidRequestError: it is something else.
+        """
+        if isinstance(content, dict):
+            known = {f.name: f.type for f in fields(cls)}
+            kinds = {name: type(value).__name__ for name, value in content.items()}
+            if kinds == known:
+                return cls(**content)
+        raise InvalidRequestError(
+            f"{origin} does not say where a rank listens: {content!r:.200}", subjects=["directory"]
+        )
+
+    @classmethod
+    def parse_all(cls, contents: Sequence[object], origin: str) -> list[RankFile]:
+        """Return what all ranks of an engine have answered, in their order.
+
+        Raises:
+            InvalidRequestError: an answer is something else.
+            UnsupportedError: there are more ranks, which were not asked.
+        """
+        ranks = [cls.parse(content, origin) for content in contents]
+        if not ranks or len(ranks) != ranks[0].world_size:
+            raise UnsupportedError(
+                f"only {len(ranks)} ranks have answered at {origin}, which runs several engines;"
+                " find all of them by the directory that they write to"
+            )
+        return ranks
+
+    def at(self, address: str) -> RankFile:
+        """Return the same with the address by which it is reached from here."""
+        return replace(self, address=address)
+
+    @classmethod
     def read_all(cls, directory: Path) -> list[RankFile] | None:
         """Return the files of all ranks, by rank; None while some are missing.
 
@@ -48,11 +85,10 @@ class RankFile:
         found: dict[int, RankFile] = {}
         for path in directory.glob("rank*.json"):
             try:
-                one = cls(**json.loads(path.read_text()))
-            except (TypeError, ValueError) as error:
-                raise InvalidRequestError(
-                    f"{path} does not say where a rank listens: {error}", subjects=["directory"]
-                ) from error
+                content = json.loads(path.read_text())
+            except ValueError as error:
+                content = f"no JSON: {error}"
+            one = cls.parse(content, str(path))
             found[one.rank] = one
         # Ranks beyond the world are left from an engine that had more of them.
         size = found[0].world_size if 0 in found else 1

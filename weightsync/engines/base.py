@@ -111,6 +111,10 @@ class Engine(Protocol):
         """
 
 
+WEIGHTS = "weights"
+"""The tag of weights among what can be woken up."""
+
+
 class CanSleep(Protocol):
     """An engine that can free the memory of its weights."""
 
@@ -121,8 +125,42 @@ class CanSleep(Protocol):
             UnsupportedError: an unknown level.
         """
 
-    def wake_up(self) -> None:
-        """Bring the memory back; contents of weights after level 2 are undefined."""
+    def wake_up(self, tags: Collection[str] = ()) -> None:
+        """Bring memory back; contents of weights after level 2 are undefined. Idempotent.
+
+        Args:
+            tags: What is to come back, `WEIGHTS` or a word of the engine's; none: all.
+
+        Raises:
+            UnsupportedError: an unknown tag; nothing came back.
+        """
+
+
+class SleepWatcher(Protocol):
+    """Who must know, before it happens, that an engine falls asleep or wakes up."""
+
+    def falling_asleep(self, *, drops: bool) -> AbstractContextManager[None]:
+        """Free the memory of the weights within the block; before it, sessions have ended.
+
+        Args:
+            drops: Whether the weights are lost, too.
+        """
+
+    def waking(self) -> AbstractContextManager[None]:
+        """Bring the memory of the weights back within the block."""
+
+
+class SleepsByItself(Protocol):
+    """An engine that is put to sleep by calls of its own, instead of through `CanSleep`.
+
+    Attributes:
+        sleep_calls: These calls, for those who tried to do it through the service.
+    """
+
+    sleep_calls: str
+
+    def watch_sleep(self, watcher: SleepWatcher) -> None:
+        """Tell a watcher from now on, in whichever thread the engine falls asleep or wakes up."""
 
 
 class CanResetPrefixCache(Protocol):

@@ -11,7 +11,7 @@ from torch import nn
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Coordinates, Limits, Target
-from weightsync.engines.base import Written
+from weightsync.engines.base import WEIGHTS, Written
 from weightsync.engines.gate import StepGate
 from weightsync.engines.memory import SleepingMemory
 from weightsync.engines.naming import named_tensors, parameter_spec, unwrap
@@ -203,12 +203,19 @@ class ModuleEngine:
             elif level == 2:  # noqa: PLR2004 - deeper, from level 1
                 self._memory.forget()
 
-    def wake_up(self) -> None:
+    def wake_up(self, tags: Collection[str] = ()) -> None:
         """Bring the memory back; parameters have undefined contents after level 2. Idempotent.
 
+        Args:
+            tags: There is only one, the weights; none: all.
+
         Raises:
+            UnsupportedError: another tag; the engine sleeps on.
             EngineUnavailableError: the gate was not to be had in time; the engine sleeps on.
         """
+        for tag in tags:
+            if tag != WEIGHTS:
+                raise UnsupportedError(f"nothing here sleeps as {tag!r}; there is {WEIGHTS!r}")
         with self._gate.exclusive(Limits().gate_timeout):
             if self._memory is None:
                 return

@@ -85,7 +85,7 @@ def _decide_group(sites: list[Site], draft: Draft) -> Iterator[Decision]:
     flags = {site.owns for site in sites}
     chosen: list[Candidate] = []
     verdict, reason = Verdict.DECLARED, "the draft declares no copy of its own"
-    if placeholder:
+    if draft.borrows(slot):
         chosen, reason = free, "the draft has no copy of its own"
     elif flags >= {False} and True not in flags:
         chosen = [candidate for candidate in free if candidate.site.owns is False]
@@ -118,17 +118,23 @@ def _check(
         return NOT_IN_VERIFIER
     if draft.excludes([site.verifier.name, *(slot.name for slot in holders)]):
         return Obstacle(Cause.EXCLUDED, "switched off by the caller")
-    return _difference(source, tensor) or Candidate(site, site.draft, site.verifier, source)
+    borrows = draft.borrows(site.draft)
+    return _difference(source, tensor, borrows=borrows) or Candidate(
+        site, site.draft, site.verifier, source
+    )
 
 
-def _difference(source: torch.Tensor, tensor: torch.Tensor | None) -> Obstacle | None:
+def _difference(
+    source: torch.Tensor, tensor: torch.Tensor | None, *, borrows: bool
+) -> Obstacle | None:
     """Return what makes two tensors unlike, values aside; an empty slot takes any tensor."""
     if tensor is None:
         return None
+    absent = borrows and tensor.is_meta
     for cause, verifier, draft in (
         (Cause.SHAPE, tuple(source.shape), tuple(tensor.shape)),
         (Cause.DTYPE, source.dtype, tensor.dtype),
-        (Cause.DEVICE, source.device, source.device if tensor.is_meta else tensor.device),
+        (Cause.DEVICE, source.device, source.device if absent else tensor.device),
     ):
         if verifier != draft:
             reason = f"{cause.value} differs: verifier {verifier}, draft {draft}"

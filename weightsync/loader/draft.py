@@ -21,6 +21,7 @@ class Draft:
         missing: Names that the checkpoint did not carry, so that their values mean nothing.
         exclude: Names, or patterns as in a shell, of either model that are not to be shared.
         prefer_view: Keep the draft's own objects and give them the verifier's storage.
+        equal_only: Nothing is declared: what is absent stays absent.
 
     Raises:
         UnknownTensorError: a missing name is no name of the draft.
@@ -33,6 +34,7 @@ class Draft:
         missing: Collection[str] = (),
         exclude: Collection[str] = (),
         prefer_view: bool = False,
+        equal_only: bool = False,
     ) -> None:
         if unknown := sorted(set(missing) - slots.names):
             raise UnknownTensorError(
@@ -44,6 +46,7 @@ class Draft:
         self._missing = frozenset(missing)
         self._exclude = tuple(exclude)
         self._prefer_view = prefer_view
+        self._equal_only = equal_only
 
     def holders(self, slot: Slot) -> tuple[Slot, ...]:
         """Return all slots that hold the tensor of this one; only this one if it holds nothing."""
@@ -55,6 +58,10 @@ class Draft:
         if slot is None or not has_content(slot.tensor):
             return True
         return all(holder.name in self._missing for holder in self.holders(slot))
+
+    def borrows(self, slot: Slot | None) -> bool:
+        """Tell whether the slot takes the verifier's tensor because it has no content."""
+        return not self._equal_only and self.is_placeholder(slot)
 
     def excludes(self, names: Iterable[str]) -> bool:
         """Tell whether the caller switched sharing off for one of the names."""

@@ -82,8 +82,15 @@ def _load(
     # A name that is no folder would be looked for on the network.
     if not (Path(folder) / "config.json").is_file():
         raise InvalidRequestError(f"{folder} is no checkpoint folder: it has no config.json")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or "auto", output_loading_info=True, local_files_only=True
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,  # The other form is a pickle.
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{folder} can't be loaded: {error}") from None
     model, info = loaded
     return model.to(device).eval(), sorted(info["missing_keys"])

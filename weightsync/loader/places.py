@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weightsync.loader.compare import is_plain
-from weightsync.loader.slots import Slot, Slots, slots_of
+from weightsync.loader.slots import Slot, slots_of
 from weightsync.loader.wrappers import call_accessor, language_model, strip_wrappers, unwrap
 
 
@@ -20,7 +20,8 @@ class Place(str, enum.Enum):
     INPUT_EMBEDDING = "input_embedding"
     OUTPUT_HEAD = "output_head"
     LAYER_HEAD = "layer_head"
-    """Heads of single MTP layers, `layers.N.shared_head.head`, each beside the verifier's head."""
+    """Heads of single MTP layers (`layers.N.shared_head.head`) and of Medusa (`lm_heads.N`), each
+    beside the verifier's head."""
     INDEX_BUFFER = "index_buffer"
     """Scratch space for indices (sparse attention), held by many modules."""
     OTHER = "other"
@@ -94,6 +95,7 @@ _EMBEDDING_NAMES = (
 )
 _HEAD_NAMES = ("lm_head", "embed_out", "output_layer", "output", "unembed", "head")
 _SHARED_HEAD = re.compile(r"(^|\.)layers\.[^.]+\.shared_head$")
+_LISTED_HEAD = re.compile(r"(^|\.)lm_heads\.[^.]+$")
 _INDEX_BUFFER = "topk_indices_buffer"
 
 
@@ -112,15 +114,23 @@ def find_layer_heads(root: nn.Module) -> list[ModulePlace]:
     paths = _Paths(root)
     found: dict[int, ModulePlace] = {}
     for path, module in root.named_modules(remove_duplicate=False):
-        parent = unwrap(module)
-        if _SHARED_HEAD.search(strip_wrappers(path)) and hasattr(parent, "head"):
-            found[id(parent)] = paths.place_of_attribute(parent, "head")
+        inner = unwrap(module)
+        if _LISTED_HEAD.search(strip_wrappers(path)):
+            found[id(inner)] = paths.place_of(inner)
+        elif _SHARED_HEAD.search(strip_wrappers(path)) and hasattr(inner, "head"):
+            found[id(inner)] = paths.place_of_attribute(inner, "head")
     return list(found.values())
 
 
-def find_index_buffers(slots: Slots) -> list[Slot]:
-    """Return all slots that hold an index buffer, whether registered or a plain attribute."""
-    return [slot for slot in slots if slot.attribute == _INDEX_BUFFER]
+def find_index_buffers(root: nn.Module) -> list[Slot]:
+    """Return all slots for an index buffer: registered, a plain attribute, or still None."""
+    found: list[Slot] = []
+    for path, module in root.named_modules(remove_duplicate=False):
+        if getattr(module, _INDEX_BUFFER, module) is None:
+            name = f"{path}.{_INDEX_BUFFER}" if path else _INDEX_BUFFER
+            found.append(Slot(name, module, _INDEX_BUFFER, saved=False))
+        found += (slot for slot in slots_of(module, path) if slot.attribute == _INDEX_BUFFER)
+    return found
 
 
 def own_copy_flag(root: nn.Module, place: Place) -> bool | None:
@@ -166,16 +176,17 @@ def _find(root: nn.Module, accessor: str, names: tuple[str, ...]) -> ModulePlace
         found = call_accessor(scope, accessor)
         if found is not None and found in paths:
             return paths.place_of(found)
-    for scope in scopes:
-        if scope in paths and (place := _find_by_name(paths, scope, names)) is not None:
-            return place
-    return None
+    named = [_find_by_name(paths, scope, names) for scope in scopes if scope in paths]
+    places = [place for place in named if place is not None]
+    # What a language model leaves empty may be held by the model around it.
+    return next((place for place in places if place.module is not None), next(iter(places), None))
 
 
 def _find_by_name(paths: _Paths, scope: nn.Module, names: tuple[str, ...]) -> ModulePlace | None:
+    # With duplicates: a tied head may be the embedding module itself, under a second name.
     modules = [
         (strip_wrappers(path), module)
-        for path, module in scope.named_modules()
+        for path, module in scope.named_modules(remove_duplicate=False)
         if path and _may_be_vocabulary(unwrap(module))
     ]
     modules.sort(key=lambda item: item[0].count("."))  # stable: the shallowest first

@@ -31,6 +31,8 @@ def share_identical_weights(
     exclude: Collection[str] = (),
     missing: Collection[str] = (),
     prefer_view: bool = False,
+    equal_only: bool = False,
+    dry_run: bool = False,
 ) -> SharingReport:
     """Let the draft hold the verifier's tensors wherever it has none of its own or equal ones.
 
@@ -51,6 +53,9 @@ def share_identical_weights(
         prefer_view: Give the draft's own `Parameter` objects the verifier's storage, for engines
             that need these objects. Without it both hold one object, which is the safer tie. A
             parameter on the meta device is always replaced.
+        equal_only: Heed no flag and fill no empty place, but share equal bytes: for engines that
+            have done the former themselves. What has no content is left alone.
+        dry_run: Change nothing; the report says what would be shared.
 
     Returns:
         Each pair that was looked at, and what became of it.
@@ -63,16 +68,24 @@ def share_identical_weights(
     """
     verifier, draft = unwrap(verifier), unwrap(draft)
     own = Slots(verifier)
-    _require_content("verifier", [slot.name for slot, tensor in own.items() if tensor.is_meta])
-    others = Draft(Slots(draft), missing=missing, exclude=exclude, prefer_view=prefer_view)
-    sites = list(find_sites(verifier, draft, places, (own, others.slots)))
+    if not equal_only:
+        _require_content("verifier", [slot.name for slot, tensor in own.items() if tensor.is_meta])
+    others = Draft(
+        Slots(draft),
+        missing=missing,
+        exclude=exclude,
+        prefer_view=prefer_view,
+        equal_only=equal_only,
+    )
+    sites = list(find_sites(verifier, draft, places, declared=not equal_only))
     decisions = list(decide(sites, others))
     if all_equal:
         decisions += equal_pairs(own, others, sites)
-    given = [slot for decision in decisions for slot in decision.slots]
-    _require_content("draft", others.without_content(given))
+    if not equal_only:
+        given = [slot for decision in decisions for slot in decision.slots]
+        _require_content("draft", others.without_content(given))
     report = SharingReport(tuple(_measured(decisions, own, others.slots)))
-    for decision in decisions:
+    for decision in () if dry_run else decisions:
         _apply(decision)
     return report
 

@@ -18,7 +18,7 @@ from weightsync.loader.places import (
     own_copy_flag,
 )
 from weightsync.loader.report import Cause
-from weightsync.loader.slots import Slot, Slots
+from weightsync.loader.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,30 @@ class Site:
 
 
 def find_sites(
-    verifier: nn.Module, draft: nn.Module, places: Collection[Place], slots: tuple[Slots, Slots]
+    verifier: nn.Module,
+    draft: nn.Module,
+    places: Collection[Place],
+    *,
+    declared: bool = True,
 ) -> Iterator[Site]:
-    """Return the sites at the named places; `slots` are the verifier's and the draft's."""
+    """Return the sites at the named places.
+
+    Args:
+        verifier: The verifier inside its wrappers.
+        draft: The draft inside its wrappers.
+        places: Where to look.
+        declared: Whether flags and empty places of the draft count.
+    """
+    for site in _all_sites(verifier, draft, places):
+        if declared:
+            yield site
+        elif site.module is not None:
+            yield replace(site, draft=None, owns=None, obstacle=NOT_IN_DRAFT, module=None)
+        else:
+            yield replace(site, owns=None)
+
+
+def _all_sites(verifier: nn.Module, draft: nn.Module, places: Collection[Place]) -> Iterator[Site]:
     if Place.INPUT_EMBEDDING in places:
         yield from _module_sites(
             Place.INPUT_EMBEDDING, find_embedding(verifier), find_embedding(draft), draft
@@ -73,11 +94,12 @@ def find_sites(
         for layer_head in find_layer_heads(draft):
             yield from _module_sites(Place.LAYER_HEAD, head, layer_head, draft)
     if Place.INDEX_BUFFER in places:
-        sources = find_index_buffers(slots[0])
-        for slot in find_index_buffers(slots[1]):
+        sources = [slot for slot in find_index_buffers(verifier) if slot.tensor is not None]
+        for slot in find_index_buffers(draft):
             # Scratch space has no content worth a comparison.
             owns = None if slot.saved else False
-            yield Site(Place.INDEX_BUFFER, sources[0] if sources else None, slot, owns)
+            if sources or slot.tensor is not None:
+                yield Site(Place.INDEX_BUFFER, sources[0] if sources else None, slot, owns)
 
 
 def _module_sites(
@@ -96,6 +118,10 @@ def _module_sites(
             name = f"{draft.slot.name}.{slot.attribute}"
             target = Slot(name, draft.slot.module, draft.slot.attribute)
             yield Site(place, slot, target, owns, module=verifier.module)
+    elif verifier.module is draft.module:
+        for slot in verifier.tensor_slots():
+            if slot.saved:
+                yield Site(place, slot, draft.tensor_slot(slot.attribute), owns)
     elif Holding.PACKED in (verifier.holding, draft.holding):
         which = "verifier" if verifier.holding is Holding.PACKED else "draft"
         reason = f"the {which}'s layer is quantized or has no plain weight"

@@ -21,34 +21,66 @@ MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket on Linux."""
 
 
-def bind(server: grpc.Server, address: str, *, allow_insecure: bool = False) -> str:
+def bind(
+    server: grpc.Server,
+    address: str,
+    *,
+    allow_insecure: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+    tokens: bool = False,
+) -> str:
     """Make a server listen, and return the address with its actual port.
 
     Args:
         server: Not yet started.
         address: `HOST:PORT`, port 0 for a free one, or `unix:///PATH` (the path as it is, not
             percent-encoded).
-        allow_insecure: Allow a TCP address that other hosts can reach; everybody who can may then
-            read and replace the weights.
+        allow_insecure: Allow a TCP address that other hosts can reach without TLS; everybody who
+            can may then read and replace the weights.
+        credentials: For TLS.
+        tokens: Callers send tokens, which others must not be able to read on their way.
 
     Raises:
         InvalidRequestError: no such address, not allowed, or taken.
     """
     if address.startswith("unix:"):
+        if credentials is not None:
+            raise InvalidRequestError(
+                f"{address} never leaves this host and has no TLS; leave out tls_certificate,"
+                " tls_key and tls_client_ca, or listen on HOST:PORT",
+                subjects=["address", "tls_certificate"],
+            )
         return _bind_unix(server, socket_path(address))
     host, port = split_host_port(address)
-    if not allow_insecure and not is_loopback(host):
-        raise InvalidRequestError(
-            f"{address} can be reached from other hosts, and nothing here asks them who they are;"
-            " listen on 127.0.0.1 or a unix socket, or say allow_insecure",
-            subjects=["address"],
-        )
+    if credentials is None and not is_loopback(host):
+        _check_plain_text(address, allow_insecure=allow_insecure, tokens=tokens)
     shown = f"[{host}]" if ":" in host else host
     try:
-        actual = server.add_insecure_port(f"{shown}:{port}")
+        actual = (
+            server.add_insecure_port(f"{shown}:{port}")
+            if credentials is None
+            else server.add_secure_port(f"{shown}:{port}", credentials)
+        )
     except RuntimeError as error:
         raise _taken(address) from error
     return f"{shown}:{actual}"
+
+
+def _check_plain_text(address: str, *, allow_insecure: bool, tokens: bool) -> None:
+    if tokens:
+        raise InvalidRequestError(
+            f"{address} can be reached from other hosts, and without TLS everybody on the way could"
+            " read the callers' tokens; give tls_certificate and tls_key, or listen on 127.0.0.1 or"
+            " a unix socket",
+            subjects=["address", "tokens"],
+        )
+    if not allow_insecure:
+        raise InvalidRequestError(
+            f"{address} can be reached from other hosts, and nothing here asks them who they are;"
+            " give tls_certificate and tls_key, listen on 127.0.0.1 or a unix socket, or say"
+            " allow_insecure",
+            subjects=["address"],
+        )
 
 
 def is_local(address: str) -> bool:
@@ -103,6 +135,7 @@ def socket_path(address: str) -> Path:
 
 def _bind_unix(server: grpc.Server, path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(path.parent)
     _remove_stale(path)
     try:
         # gRPC reads the path as part of a URI.
@@ -111,6 +144,24 @@ def _bind_unix(server: grpc.Server, path: Path) -> str:
         raise _taken(f"unix://{path}") from error
     path.chmod(0o600)
     return f"unix://{path}"
+
+
+def _check_private(folder: Path) -> None:
+    """Refuse a folder in which others could put a socket of their own in place of ours."""
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise InvalidRequestError(
+            f"{folder} belongs to another user, who could replace the socket; choose a folder of"
+            " your own",
+            subjects=["address"],
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidRequestError(
+            f"others can write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}) and so replace"
+            " the socket; choose a folder below it, which is made with mode 0700, or take their"
+            " right to write away",
+            subjects=["address"],
+        )
 
 
 def _remove_stale(path: Path) -> None:

@@ -121,8 +121,8 @@ class Books:
     def serving(self) -> bool:
         """Tell whether sessions are taken and every target may serve."""
         with self.lock:
-            states = [record.state for record in self.models.records.values()]
-            return not self._draining and TargetState.QUARANTINED not in states
+            states = {record.state for record in self.models.records.values()}
+            return not self._draining and states == {TargetState.READY}
 
     def on_serving_change(self, callback: Callable[[bool], None]) -> None:
         """Call back with `serving` whenever it may have changed."""
@@ -186,9 +186,20 @@ class Books:
             )
             self.end(update, SessionState.EXPIRED, reason)
 
+    def abort_all(self, cause: str) -> None:
+        """Drop all sessions; a commit that is under way comes to its end first."""
+        with self.lock:
+            open_ones = list(self.updates.values())
+        for update in open_ones:
+            with update.phase:
+                self.end(update, SessionState.ABORTED, cause)
+
     def end(self, update: Update, state: SessionState, reason: str = "") -> None:
         """End a session once, and give back all that it holds."""
         session = update.session
+        if update.in_place:
+            # Behind this no live weight is written any more, so that it is known whether one was.
+            update.staging.seal()
         with self.lock:
             if self.updates.pop(session.session_id, None) is None:
                 return

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from structlog.typing import FilteringBoundLogger
 
 from weightsync.core.errors import InternalError, WeightSyncError
+from weightsync.server.access import Access, scopes_of
 from weightsync.wire.convert import parse_message
 from weightsync.wire.status import status_of
 
@@ -26,32 +27,39 @@ Admit = AbstractContextManager[None]
 
 
 class Boundary:
-    """Stands around every handler: parses what comes in, and tells callers what went wrong.
+    """Stands around every handler: asks callers who they are, parses, tells what went wrong.
 
     Handlers get and give raw bytes, as gRPC has them. With gRPC's own deserializers a request that
     is no message would end as INTERNAL, as if it were the worker's fault.
     """
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
-        """Write tracebacks, which never leave the worker, to a log."""
+    def __init__(self, log: FilteringBoundLogger, access: Access) -> None:
+        """Let in whom access allows; write tracebacks, which never leave the worker, to a log."""
         self._log = log
+        self._access = access
 
     def unary(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
         """Wrap a method that answers once."""
+        scopes = scopes_of(method)
 
         def handle(request: Any, call: grpc.ServicerContext) -> bytes:  # noqa: ANN401
-            with self._telling(method, call), admit:
-                return _to_bytes(behavior(_parse(method, request), call))
+            with self._telling(method, call):
+                self._access.caller(call).require_any(scopes)
+                with admit:
+                    return _to_bytes(behavior(_parse(method, request), call))
 
         return handle
 
     def stream(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
         """Wrap a method that answers many times."""
+        scopes = scopes_of(method)
 
         def handle(request: Any, call: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ANN401
-            with self._telling(method, call), admit:
-                for answer in behavior(_parse(method, request), call):
-                    yield _to_bytes(answer)
+            with self._telling(method, call):
+                self._access.caller(call).require_any(scopes)
+                with admit:
+                    for answer in behavior(_parse(method, request), call):
+                        yield _to_bytes(answer)
 
         return handle
 
@@ -61,7 +69,11 @@ class Boundary:
             yield
         except WeightSyncError as error:
             self._log.info(
-                "call.refused", rpc=method.name, reason=error.reason.name, cause=str(error)
+                "call.refused",
+                rpc=method.name,
+                reason=error.reason.name,
+                cause=str(error),
+                peer=call.peer(),
             )
             _abort(call, error)
         except grpc.RpcError:

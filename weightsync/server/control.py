@@ -8,6 +8,7 @@ from weightsync.server.worker import Worker
 from weightsync.v1 import engine_control_pb2 as pb
 from weightsync.v1.types_pb2 import TargetStatus
 from weightsync.wire import answers
+from weightsync.wire.requests import check_count
 
 
 class EngineControlService:
@@ -36,9 +37,10 @@ class EngineControlService:
         self._worker.switch.sleep(request.level)
         return pb.SleepResponse(targets=self._targets())
 
-    def wake_up(self, _request: pb.WakeUpRequest, _call: grpc.ServicerContext) -> pb.WakeUpResponse:
+    def wake_up(self, request: pb.WakeUpRequest, _call: grpc.ServicerContext) -> pb.WakeUpResponse:
         """Bring the memory back."""
-        self._worker.switch.wake_up()
+        check_count(len(request.tags), "tags", self._worker.limits)
+        self._worker.switch.wake_up(tuple(request.tags))
         return pb.WakeUpResponse(targets=self._targets())
 
     def reset_prefix_cache(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 from weightsync.core.errors import CommitFailedError, CommitRolledBackError, StreamsOpenError
@@ -90,13 +91,13 @@ class Finisher:
             if session.report is not None:
                 return session.report
             if session.failure is not None:
-                raise session.failure
+                raise copy(session.failure)
         update = self._books.update(session_id)
         with update.phase:
             if update.session.report is not None:
                 return update.session.report
             if update.session.failure is not None:
-                raise update.session.failure
+                raise copy(update.session.failure)
             prepared = self._prepare(update, timeout)
             with self._books.lock:
                 # The lease may have run out between the two phases.
@@ -121,7 +122,9 @@ class Finisher:
                 self._record(update)
                 told |= {"pause": outcome.pause_seconds, "applied_bytes": outcome.applied_bytes}
         except (CommitRolledBackError, CommitFailedError) as error:
-            session.failure = error
+            # Without its traceback, whose frames would keep the arena as long as the session is
+            # remembered.
+            session.failure = copy(error)
             if isinstance(error, CommitFailedError):
                 self._books.quarantine(update, str(error))
             self._books.end(update, SessionState.FAILED, str(error))

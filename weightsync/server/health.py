@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast, final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weightsync.core.admission import Admission
 from weightsync.core.errors import TooManyStreamsError
+from weightsync.server.address import bind
+from weightsync.server.threads import DaemonThreadPool
 
 MAX_WATCHERS = 8
+
+_PROBES = 4
+"""Threads of the port for probes that no watcher can take."""
+
+_MAX_QUESTION_BYTES = 4096
 
 SERVICES = frozenset({"", "weightsync.v1.WeightSync", "weightsync.v1.EngineControl"})
 """The whole process, and the services in it."""
@@ -93,3 +102,37 @@ class Health(health_pb2_grpc.HealthServicer):
         if service not in SERVICES:
             return _Status(status=_Status.SERVICE_UNKNOWN)
         return _Status(status=_Status.SERVING if self._serving else _Status.NOT_SERVING)
+
+
+@final
+class HealthPort:
+    """Answers for health alone, in plain text: probes have no certificate and no token.
+
+    Attributes:
+        address: Where.
+    """
+
+    def __init__(self, health: Health, host: str, port: int) -> None:
+        """Start to answer.
+
+        Raises:
+            InvalidRequestError: the port can't be had.
+        """
+        self._pool = DaemonThreadPool(MAX_WATCHERS + _PROBES, "weightsync-health")
+        self._grpc = grpc.server(
+            cast("ThreadPoolExecutor", self._pool),
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", _MAX_QUESTION_BYTES),
+            ],
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._grpc)
+        shown = f"[{host}]" if ":" in host else host
+        # What it tells, everybody may know.
+        self.address = bind(self._grpc, f"{shown}:{port}", allow_insecure=True)
+        self._grpc.start()
+
+    def stop(self) -> None:
+        """Stop, when the watchers have been told. Idempotent."""
+        self._grpc.stop(None).wait()
+        self._pool.shutdown()

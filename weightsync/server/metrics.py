@@ -149,5 +149,13 @@ class _State(Collector):
             if status.last_commit_time:
                 committed.add_metric([target], status.last_commit_time)
             quarantined.add_metric([target], status.state is TargetState.QUARANTINED)
+        reloaded = GaugeMetricFamily(
+            "weightsync_reloaded_tensors",
+            "Tensors with which the engine computes while it loads its layers from them.",
+            labels=["target"],
+        )
+        for loaded, count in self._worker.num_reloaded.items():
+            reloaded.add_metric([str(loaded)], count)
         yield committed
         yield quarantined
+        yield reloaded

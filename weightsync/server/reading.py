@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from weightsync.apply.gather import digest, held_regions, row_major
 from weightsync.core.admission import Admission
-from weightsync.core.errors import VersionChangedError
+from weightsync.core.errors import EngineUnavailableError, VersionChangedError
 from weightsync.core.names import unknown_tensor
-from weightsync.core.types import Limits, Segment, Target, TensorKey
+from weightsync.core.types import Limits, Segment, Target, TargetState, TensorKey
 from weightsync.core.views import TensorDigest, TensorInfo
 from weightsync.layout.plan import Layout, TensorPlan
 from weightsync.server.models import Models, Plan
 
-Chunk = tuple[tuple[Segment, ...], list[memoryview], str]
-"""Segments, their bytes, and the version that they are of."""
+T = TypeVar("T")
+
+Parts = tuple[tuple[Segment, ...], list[memoryview]]
+"""Segments and their bytes, which may be views of live memory."""
+
+LARGEST_ELEMENT = 16
+"""Bytes of a complex128."""
 
 MAX_SEGMENTS = 1024
 """Most segments in a message that is sent: its table stays small beside the payload."""
 
 
 class Reader:
-    """Reads live weights while no commit changes them.
+    """Reads live weights while no commit changes them, and while they are there.
 
-    Readers hold nothing up: one that a commit overtakes is told to start again.
+    Readers hold no commit up: one that is overtaken is told to start again. What frees the memory
+    waits for the message that is being put together, and for no client.
     """
 
     def __init__(self, models: Models, lock: threading.Condition, limits: Limits) -> None:
@@ -38,6 +45,7 @@ class Reader:
         self._readers = Admission("reading streams", limits.max_readers)
         self._changing = 0
         self._changes = 0
+        self._looks = 0
 
     @property
     def admission(self) -> Admission:
@@ -56,6 +64,7 @@ class Reader:
         """Tell that live weights are whole again."""
         with self._lock:
             self._changing -= 1
+            self._lock.notify_all()
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -65,6 +74,11 @@ class Reader:
             yield
         finally:
             self.end_change()
+
+    def wait_until_unused(self) -> None:
+        """Return when nobody reads or changes live weights any more; the targets sleep already."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._looks and not self._changing)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -99,6 +113,7 @@ class Reader:
         Raises:
             UnknownTensorError: the target has no such tensor.
             VersionChangedError: a commit came between.
+            EngineUnavailableError: the engine sleeps.
             TooManyStreamsError: too many are reading.
         """
         with self._readers:
@@ -108,41 +123,60 @@ class Reader:
                 live = self._models.live()[target]
                 for tensor in _chosen(target, plan.layouts[target], names):
                     for region, placement in held_regions(tensor):
-                        value = digest(live, placement)
-                        self._check(started)
+                        with self._looking(started):
+                            value = digest(live, placement)
                         yield TensorDigest(
                             target, tensor.name, tensor.dtype, region, value, version
                         )
 
-    def read(self, target: Target, names: Sequence[str]) -> Iterator[Chunk]:
+    def read(
+        self,
+        target: Target,
+        names: Sequence[str],
+        encode: Callable[[Sequence[Segment], Sequence[memoryview], str], T],
+    ) -> Iterator[T]:
         """Yield the bytes of each region held, in messages of at most `max_payload_bytes`.
 
-        Buffers may be views of live memory: use them before the next is asked for.
+        Args:
+            target: Whose.
+            names: Of tensors; none: all but composites.
+            encode: Makes a message of segments, their bytes, and the version that they are of.
+                The buffers may be views of live memory and must not be kept.
 
         Raises:
             UnknownTensorError: the target has no such tensor.
             VersionChangedError: a commit came between.
+            EngineUnavailableError: the engine sleeps.
             TooManyStreamsError: too many are reading.
         """
         with self._readers:
             plan, started = self._begin()
             version = self._version(target)
-            limit = self._limits.max_payload_bytes
-            segments: list[Segment] = []
-            buffers: list[memoryview] = []
-            size = 0
-            for segment, buffer in self._runs(target, plan, names, limit):
-                if size + len(buffer) > limit or len(segments) == MAX_SEGMENTS:
-                    yield tuple(segments), buffers, version
-                    # What was read is on its way: it must have been of one version.
-                    self._check(started)
-                    segments, buffers, size = [], [], 0
-                segments.append(segment)
-                buffers.append(buffer)
-                size += len(buffer)
-            if segments:
-                yield tuple(segments), buffers, version
-            self._check(started)
+            messages = self._messages(target, plan, names)
+            while True:
+                # Put together here, since whoever asks for the next may take his time.
+                with self._looking(started):
+                    parts = next(messages, None)
+                    message = encode(*parts, version) if parts is not None else None
+                if message is None:
+                    return
+                yield message
+
+    def _messages(self, target: Target, plan: Plan, names: Sequence[str]) -> Iterator[Parts]:
+        # No element lies in two messages.
+        limit = self._limits.max_payload_bytes // LARGEST_ELEMENT * LARGEST_ELEMENT
+        segments: list[Segment] = []
+        buffers: list[memoryview] = []
+        size = 0
+        for segment, buffer in self._runs(target, plan, names, limit):
+            if size + len(buffer) > limit or len(segments) == MAX_SEGMENTS:
+                yield tuple(segments), buffers
+                segments, buffers, size = [], [], 0
+            segments.append(segment)
+            buffers.append(buffer)
+            size += len(buffer)
+        if segments:
+            yield tuple(segments), buffers
 
     def _runs(
         self, target: Target, plan: Plan, names: Sequence[str], limit: int
@@ -180,14 +214,32 @@ class Reader:
         with self._lock:
             return self._models.records[target].weight_version
 
-    def _check(self, started: int) -> None:
+    @contextmanager
+    def _looking(self, started: int) -> Iterator[None]:
+        """Look at live memory within the block; behind it, what was seen is of one version."""
         with self._lock:
-            if self._changing or self._changes != started:
-                raise VersionChangedError(
-                    "the weights changed while they were read, or are being changed now; start"
-                    " the read again",
-                    retry_after=1.0,
-                )
+            self._check(started)
+            self._looks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._looks -= 1
+                self._lock.notify_all()
+        with self._lock:
+            self._check(started)
+
+    def _check(self, started: int) -> None:
+        if any(r.state is TargetState.ASLEEP for r in self._models.records.values()):
+            raise EngineUnavailableError(
+                "the engine sleeps, and its weights can't be read", retry_after=1.0
+            )
+        if self._changing or self._changes != started:
+            raise VersionChangedError(
+                "the weights changed while they were read, or are being changed now; start"
+                " the read again",
+                retry_after=1.0,
+            )
 
 
 def _chosen(target: Target, layout: Layout, names: Sequence[str]) -> Iterator[TensorPlan]:

@@ -13,6 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from weightsync.core.types import Limits
 from weightsync.server import health, reflection
+from weightsync.server.access import Access
 from weightsync.server.address import bind, is_local
 from weightsync.server.boundary import Boundary
 from weightsync.server.control import EngineControlService
@@ -23,8 +24,14 @@ from weightsync.server.service import WeightSyncService
 from weightsync.server.settings import ServerConfig
 from weightsync.server.streams import OpenStreams
 from weightsync.server.threads import DaemonThreadPool
+from weightsync.server.tls import server_credentials
+from weightsync.server.tokens import TokenFile
+from weightsync.server.watched import Watched
 from weightsync.server.worker import Worker
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take to say who it is; gRPC alone would give it two minutes."""
 
 LAST_CALLS_SECONDS = 2.0
 """How long calls that still run get, once the sessions have ended."""
@@ -45,8 +52,12 @@ class Server:
         """Start to serve.
 
         Raises:
-            InvalidRequestError: an address can't be had, or is not allowed.
+            InvalidRequestError: an address can't be had, or is not allowed; or a file for TLS or
+                with tokens can't be used.
         """
+        credentials = server_credentials(config, log)
+        tokens = Watched([config.tokens], TokenFile.parse, log) if config.tokens else None
+        access = Access(tokens)
         self.worker = worker
         self._log = log
         self._stopped = threading.Event()
@@ -60,12 +71,12 @@ class Server:
         self._grpc = grpc.server(
             cast("ThreadPoolExecutor", self._pool), options=_options(worker.limits)
         )
-        boundary = Boundary(log)
+        boundary = Boundary(log, access)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(
                     weight_sync_pb2.DESCRIPTOR.services_by_name["WeightSync"],
-                    WeightSyncService(worker, self._streams),
+                    WeightSyncService(worker, self._streams, access),
                     boundary,
                     admissions,
                 ),
@@ -81,10 +92,21 @@ class Server:
         if config.reflection or (config.reflection is None and is_local(config.address)):
             reflection.add_reflection(self._grpc)
         self._metrics = Metrics(worker, config)
+        self._probes: health.HealthPort | None = None
         try:
-            self.address = bind(self._grpc, config.address, allow_insecure=config.allow_insecure)
+            if config.health_port is not None:
+                self._probes = health.HealthPort(
+                    self._health, config.health_host, config.health_port
+                )
+            self.address = bind(
+                self._grpc,
+                config.address,
+                allow_insecure=config.allow_insecure,
+                credentials=credentials,
+                tokens=tokens is not None,
+            )
         except BaseException:
-            self._metrics.close()
+            self._close_ports()
             raise
         if config.shared_memory:
             worker.lending.listen(f"weightsync-{worker.instance_id}")
@@ -100,6 +122,11 @@ class Server:
     def metrics_address(self) -> str | None:
         """Where `/metrics` listens, as `HOST:PORT`; None if it does not."""
         return self._metrics.address
+
+    @property
+    def health_address(self) -> str | None:
+        """Where health answers in plain text, as `HOST:PORT`; None if only beside the services."""
+        return self._probes.address if self._probes else None
 
     def stop(self, grace: float = 10.0) -> None:
         """Take no new sessions, let the open ones finish, and stop. Idempotent.
@@ -117,7 +144,7 @@ class Server:
             self._health.close()
             self._grpc.stop(LAST_CALLS_SECONDS).wait()
             self._pool.shutdown()
-            self._metrics.close()
+            self._close_ports()
             for remove in self._hooks:
                 remove()
             self._log.info("server.stopped")
@@ -145,6 +172,12 @@ class Server:
         state = "stopped" if self._stopped.is_set() else "serving"
         return f"<weightsync.Server {state} at {self.address}>"
 
+    def _close_ports(self) -> None:
+        """Close what listens beside the services."""
+        self._metrics.close()
+        if self._probes is not None:
+            self._probes.stop()
+
     def _end_streams(self, name: str, facts: dict[str, object]) -> None:
         if name == "session.ended":
             self._streams.session_ended(str(facts["session_id"]))
@@ -158,6 +191,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         # A host that vanished without a word is found out within 50 seconds.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
         # Clients may ping, also while no data flows, and are not cut off for it.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 
 from weightsync.core.errors import InvalidRequestError
 from weightsync.core.types import ChecksumType, Target
+from weightsync.server.access import Access
 from weightsync.server.streams import OpenStreams
 from weightsync.server.worker import Worker
 from weightsync.v1 import weight_sync_pb2 as pb
@@ -31,10 +33,11 @@ M = TypeVar("M", bound=Message)
 class WeightSyncService:
     """One method per rpc; what each does and raises is told in the contract."""
 
-    def __init__(self, worker: Worker, streams: OpenStreams) -> None:
-        """Serve a worker."""
+    def __init__(self, worker: Worker, streams: OpenStreams, access: Access) -> None:
+        """Serve a worker to those who may write what they write."""
         self._worker = worker
         self._streams = streams
+        self._access = access
 
     def get_worker(
         self, _request: pb.GetWorkerRequest, _call: grpc.ServicerContext
@@ -51,11 +54,14 @@ class WeightSyncService:
             yield pb.ListTensorsResponse(tensors=batch)
 
     def start_weight_update(
-        self, request: pb.StartWeightUpdateRequest, _call: grpc.ServicerContext
+        self, request: pb.StartWeightUpdateRequest, call: grpc.ServicerContext
     ) -> pb.StartWeightUpdateResponse:
         """Open a session."""
         limits = self._worker.limits
-        session = self._worker.start(requests.update_request_from_proto(request, limits))
+        wanted = requests.update_request_from_proto(request, limits)
+        caller = self._access.caller(call)
+        caller.require_targets(wanted.targets)
+        session = self._worker.start(replace(wanted, holder=caller.as_holder(wanted.holder)))
         return pb.StartWeightUpdateResponse(
             session=answers.session_to_proto(session),
             instance_id=self._worker.instance_id,
@@ -82,6 +88,7 @@ class WeightSyncService:
             raise InvalidRequestError(
                 "the first message of a stream must name its session", subjects=["session_id"]
             )
+        self._check_writer(call, session_id)
         with self._worker.stream(session_id) as sink, self._streams.of(session_id, call):
             sink.write(chunk)
             for chunk in chunks:
@@ -112,6 +119,7 @@ class WeightSyncService:
         self, request: pb.PrepareWeightUpdateRequest, call: grpc.ServicerContext
     ) -> pb.PrepareWeightUpdateResponse:
         """Check that everything is there."""
+        self._check_writer(call, request.session_id)
         report = self._worker.prepare(request.session_id, time_left(call))
         return answers.prepare_to_proto(report)
 
@@ -119,13 +127,15 @@ class WeightSyncService:
         self, request: pb.FinishWeightUpdateRequest, call: grpc.ServicerContext
     ) -> pb.FinishWeightUpdateResponse:
         """Commit."""
+        self._check_writer(call, request.session_id)
         report = self._worker.finish(request.session_id, time_left(call))
         return answers.commit_to_proto(report)
 
     def abort_weight_update(
-        self, request: pb.AbortWeightUpdateRequest, _call: grpc.ServicerContext
+        self, request: pb.AbortWeightUpdateRequest, call: grpc.ServicerContext
     ) -> pb.AbortWeightUpdateResponse:
         """Drop a session."""
+        self._check_writer(call, request.session_id)
         session = self._worker.abort(request.session_id, request.cause)
         return pb.AbortWeightUpdateResponse(session=answers.session_to_proto(session))
 
@@ -149,8 +159,13 @@ class WeightSyncService:
         """Send live tensors out, put together by the chunk serializer."""
         (target,) = self._targets([request.target], "target")
         check_count(len(request.names), "names", self._worker.limits)
-        for segments, buffers, version in self._worker.reader.read(target, list(request.names)):
-            yield serialize_read_chunk(segments, buffers, ChecksumType.XXH3_64, version)
+        yield from self._worker.reader.read(
+            target,
+            list(request.names),
+            lambda segments, buffers, version: serialize_read_chunk(
+                segments, buffers, ChecksumType.XXH3_64, version
+            ),
+        )
 
     def watch_worker(
         self, request: pb.WatchWorkerRequest, call: grpc.ServicerContext
@@ -164,6 +179,10 @@ class WeightSyncService:
                     yield answers.event_to_proto(event)
         finally:
             events.close()
+
+    def _check_writer(self, call: grpc.ServicerContext, session_id: str) -> None:
+        """Refuse a caller who may not write all targets of a session."""
+        self._access.caller(call).require_targets(self._worker.update(session_id).targets)
 
     def _targets(self, values: Iterable[int], field: str) -> list[Target]:
         return self._worker.targets(targets_from_proto(values, field))

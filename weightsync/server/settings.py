@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 from pydantic import field_validator
@@ -18,18 +19,30 @@ class ServerConfig:
 
     Attributes:
         address: `HOST:PORT` (port 0: a free one) or `unix:///PATH`.
-        allow_insecure: Allow a TCP address that other hosts can reach.
+        allow_insecure: Allow a TCP address that other hosts can reach without TLS.
+        tls_certificate: PEM file with the server's certificate chain; None: no TLS.
+        tls_key: PEM file with its private key.
+        tls_client_ca: PEM file with those who sign the certificates that clients must have then.
+        tokens: File with the tokens that callers must have then, see `weightsync token`.
         reflection: Describe the services to tools like grpcurl; None: only to this host.
         metrics_host: Where `/metrics` listens.
         metrics_port: Its port, 0 for a free one; None: no `/metrics`.
+        health_host: Where health answers in plain text, for probes.
+        health_port: Its port, 0 for a free one; None: only where the services are.
         shared_memory: Let clients of the same user on this host write into the arena.
     """
 
     address: str = "127.0.0.1:0"
     allow_insecure: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens: Path | None = None
     reflection: bool | None = None
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    health_host: str = "127.0.0.1"
+    health_port: int | None = None
     shared_memory: bool = True
 
 
@@ -52,9 +65,15 @@ class ServerSettings(BaseSettings):
 
     address: str = _DEFAULT.address
     allow_insecure: bool = _DEFAULT.allow_insecure
+    tls_certificate: Path | None = _DEFAULT.tls_certificate
+    tls_key: Path | None = _DEFAULT.tls_key
+    tls_client_ca: Path | None = _DEFAULT.tls_client_ca
+    tokens: Path | None = _DEFAULT.tokens
     reflection: bool | None = _DEFAULT.reflection
     metrics_host: str = _DEFAULT.metrics_host
     metrics_port: int | None = _DEFAULT.metrics_port
+    health_host: str = _DEFAULT.health_host
+    health_port: int | None = _DEFAULT.health_port
     shared_memory: bool = _DEFAULT.shared_memory
     limits: Limits = Limits()
     log_format: LogFormat = LogFormat.CONSOLE

@@ -76,14 +76,7 @@ class Worker:
         self._reaper = Reaper(books.lock, books.table.next_expiry, books.expire)
         self._finisher = Finisher(books, self._reaper.wake)
         self.reader: Reader = books.reader
-        self.switch = EngineSwitch(
-            engine,
-            models=books.models,
-            table=books.table,
-            lock=books.lock,
-            limits=self.limits,
-            trace=self.trace,
-        )
+        self.switch = EngineSwitch(books)
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -116,6 +109,14 @@ class Worker:
     def staging_bytes(self) -> int:
         """Bytes that sessions hold in arenas now."""
         return self._budget.used
+
+    @property
+    def num_reloaded(self) -> dict[Target, int]:
+        """Number of tensors, by target, that the engine itself loads into its layers."""
+        return {
+            target: sum(tensor.reloaded for tensor in layout.tensors.values())
+            for target, layout in self._books.models.plan.layouts.items()
+        }
 
     @property
     def open_streams(self) -> int:
@@ -157,22 +158,21 @@ class Worker:
                 return books.info(repeated)
             update = self._open(request)
         session = update.session
-        try:
-            if update.in_place:
-                books.engine.gate.pause(session.session_id, self.limits.gate_timeout)
-                books.reader.begin_change()
-        except BaseException:
+        with update.phase:
+            try:
+                # The engine may have gone to sleep, or the worker may have stopped, right now.
+                books.update(session.session_id)
+                if update.in_place:
+                    books.engine.gate.pause(session.session_id, self.limits.gate_timeout)
+            except BaseException:
+                self._take_back(update)
+                raise
             with books.lock:
-                books.table.forget(session)
-                del books.updates[session.session_id]
-            update.staging.close()
-            raise
-        with books.lock:
-            session.sealed = False
-            session.renew(time.monotonic())
-            self._reaper.wake()
-        self.trace.told("session.started", session_id=session.session_id, **facts(session))
-        books.publish(EventKind.STARTED, session)
+                session.sealed = False
+                session.renew(time.monotonic())
+                self._reaper.wake()
+            self.trace.told("session.started", session_id=session.session_id, **facts(session))
+            books.publish(EventKind.STARTED, session)
         return books.info(session)
 
     def _open(self, request: UpdateRequest) -> Update:
@@ -197,7 +197,20 @@ class Worker:
             books.table.forget(session)
             raise
         books.updates[session.session_id] = update
+        if update.in_place:
+            books.reader.begin_change()
         return update
+
+    def _take_back(self, update: Update) -> None:
+        """Undo `_open`, unless the session was aborted meanwhile."""
+        books = self._books
+        with books.lock:
+            if books.updates.pop(update.session.session_id, None) is None:
+                return
+            books.table.forget(update.session)
+            if update.in_place:
+                books.reader.end_change()
+        update.staging.close()
 
     @contextmanager
     def stream(self, session_id: str) -> Iterator[StreamSink]:
@@ -331,10 +344,7 @@ class Worker:
         self.drain()
         with books.lock:
             books.lock.wait_for(lambda: not books.table.open_sessions(), grace)
-            rest = list(books.updates.values())
-        for update in rest:
-            with update.phase:
-                books.end(update, SessionState.ABORTED, "the worker is stopping")
+        books.abort_all("the worker is stopping")
         self._reaper.close()
         self.lending.close()
         books.events.close()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from weightsync.core.types import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The trainer has written checkpoints with the first weights."""
+    """The trainer has written checkpoints."""
 
     folder: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,10 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A version is live. `pause_seconds`: how long generation stood still for it."""
+    """A version is live. `pause_seconds`: how long generation stood still for it.
+
+    `weight_versions`: what each of the worker's models holds since then.
+    """
 
     time: float
     version: str
@@ -41,6 +48,7 @@ class Pushed:
     num_tensors: int
     seconds: float
     pause_seconds: float
+    weight_versions: Mapping[Target, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,29 @@ class Generated:
     text: str
     proposed: int
     accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """VLLM has continued the prompts that it is always asked, greedily.
+
+    `by_position`: accepted tokens by their position in a proposal. `served`: requests that it has
+    answered beside these.
+    """
+
+    time: float
+    tokens: tuple[tuple[int, ...], ...]
+    prompt: str
+    sample: str
+    proposals: int
+    proposed: int
+    by_position: tuple[int, ...]
+    served: int
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the proposed tokens that were accepted."""
+        return sum(self.by_position) / max(self.proposed, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +126,6 @@ class Failed:
 
 
 Event: TypeAlias = (
-    "Saved | Listening | Trained | Pushed | LeftBehind | Generated | Verified | Stop | Measured"
-    " | Failed"
+    "Saved | Listening | Trained | Pushed | LeftBehind | Generated | Observed | Verified | Stop"
+    " | Measured | Failed"
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from weightsync.cli.demo.plan import Plan
+from weightsync.cli.demo.plan import Sizes
 from weightsync.cli.demo.text import VOCAB_SIZE
 from weightsync.loader import share_identical_weights
 
@@ -15,10 +15,10 @@ BORROWED = ("model.embed_tokens.weight", "lm_head.weight")
 """What the draft holds together with the verifier."""
 
 
-def make_pair(plan: Plan) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def make_pair(plan: Sizes) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """Return a verifier and a draft with random weights, float32, embedding and head shared."""
     torch.manual_seed(plan.seed)
-    verifier, draft = _llama(plan.hidden, plan.verifier_layers), _llama(plan.hidden, 1)
+    verifier, draft = llama(plan.hidden, plan.verifier_layers), llama(plan.hidden, 1)
     share_identical_weights(verifier, draft, missing=BORROWED)
     return verifier, draft
 
@@ -42,7 +42,8 @@ def left_behind(verifier: PreTrainedModel, draft: PreTrainedModel) -> PreTrained
     return copy
 
 
-def _llama(hidden: int, layers: int) -> LlamaForCausalLM:
+def llama(hidden: int, layers: int) -> LlamaForCausalLM:
+    """Return a model with random weights, float32, for bytes as tokens."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=hidden,

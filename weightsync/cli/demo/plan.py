@@ -6,32 +6,41 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What the processes are told.
+class Sizes:
+    """How large models, batches and texts are.
 
     Attributes:
+        hidden: Width of both models.
+        verifier_layers: Layers of the verifier; the draft has one.
+        batch_size: Pieces of text per step.
+        sample_tokens: Tokens that the worker generates for a prompt.
+        seed: Of weights, batches and prompts.
+    """
+
+    hidden: int = 128
+    verifier_layers: int = 4
+    batch_size: int = 8
+    sample_tokens: int = 48
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Sizes):
+    """What the processes are told.
+
+    Attributes beyond `Sizes`:
         seconds: Time for training; None: `steps` decide.
         steps: Steps of training; None: `seconds` decide.
         push_every: Steps between two pushes.
         left_behind_after: Number of pushes after which a copy of the draft gets no updates.
-        hidden: Width of both models.
-        verifier_layers: Layers of the verifier; the draft has one.
-        batch_size: Pieces of text per step.
-        sample_tokens: Tokens that the worker generates at a time.
         final_samples: Generations per draft for the last measurement.
-        seed: Of weights, batches and prompts.
     """
 
     seconds: float | None = 75.0
     steps: int | None = None
     push_every: int = 10
     left_behind_after: int = 3
-    hidden: int = 128
-    verifier_layers: int = 4
-    batch_size: int = 8
-    sample_tokens: int = 48
     final_samples: int = 8
-    seed: int = 0
 
     def over(self, step: int, seconds: float) -> bool:
         """Tell whether training ends after a step that ended `seconds` after the start."""

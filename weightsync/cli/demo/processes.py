@@ -11,10 +11,9 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from weightsync.cli.demo.events import Event, Failed
-from weightsync.cli.demo.plan import Plan
 from weightsync.core.errors import InternalError
 
 if TYPE_CHECKING:
@@ -23,15 +22,24 @@ if TYPE_CHECKING:
 _LAST_SECONDS = 5.0
 
 
+class Patient(Protocol):
+    """What processes are told; to the one that starts them it says how long they may take."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which the whole demo gives up."""
+        ...
+
+
 class Processes:
     """A context manager around processes that are ended with the block, whatever happens."""
 
-    def __init__(self, plan: Plan, *names: str) -> None:
+    def __init__(self, plan: Patient, *names: str) -> None:
         """Start a process per name.
 
         Args:
             plan: What each is told.
-            names: Modules beside this one, whose `run` is what a process does.
+            names: Modules beside this one or below, whose `run` is what a process does.
         """
         # Spawned: torch and grpc do not survive a fork.
         context = multiprocessing.get_context("spawn")
@@ -93,7 +101,7 @@ class Processes:
             process.kill()
 
 
-def _run(name: str, connection: Connection, plan: Plan) -> None:
+def _run(name: str, connection: Connection, plan: Patient) -> None:
     # Ctrl-C reaches all processes of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

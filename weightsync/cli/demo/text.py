@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pydoc_data.topics
 import string
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +27,26 @@ def batch(tokens: torch.Tensor, size: int, length: int, generator: torch.Generat
     """Return random pieces of a text, int64 of shape (size, length)."""
     starts = torch.randint(len(tokens) - length, (size, 1), generator=generator)
     return tokens[starts + torch.arange(length)].long()
+
+
+Exercise: TypeAlias = Callable[[torch.Tensor, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
+"""Turns pieces of text (size, length) into what is read (size, length) and what is to be said
+after each token but the last (size, length - 1)."""
+
+
+def plain(tokens: torch.Tensor, _generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """To go on as the text does."""
+    return tokens, tokens[:, 1:]
+
+
+def capitals(tokens: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """To go on in capitals, after an ordinary beginning of any length."""
+    small = (tokens >= ord("a")) & (tokens <= ord("z"))
+    shouted = torch.where(small, tokens - (ord("a") - ord("A")), tokens)
+    size, length = tokens.shape
+    begins = torch.randint(length, (size, 1), generator=generator)
+    read = torch.where(torch.arange(length) < begins, tokens, shouted)
+    return read, shouted[:, 1:]
 
 
 def prompt(tokens: torch.Tensor, length: int, generator: torch.Generator) -> list[int]:

@@ -7,21 +7,14 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch
-from torch.nn import functional
 from transformers import LlamaForCausalLM
 from weightsync_client import Fleet, push_model, verify
 
 from weightsync.cli.demo.events import Pushed, Saved, Trained, Verified
-from weightsync.cli.demo.models import BORROWED, make_pair, save_pair
+from weightsync.cli.demo.lesson import Lesson, Standalone
+from weightsync.cli.demo.models import make_pair, save_pair
 from weightsync.cli.demo.plan import Plan
-from weightsync.cli.demo.text import VOCAB_SIZE, batch, corpus
 from weightsync.core.types import Target
-
-_LEARNING_RATE = 3e-3
-_BETAS = (0.9, 0.95)
-_WARMUP_STEPS = 20
-_LENGTH = 128
 
 
 def run(connection: Connection, plan: Plan) -> None:
@@ -29,9 +22,9 @@ def run(connection: Connection, plan: Plan) -> None:
     verifier, draft = make_pair(plan)
     with tempfile.TemporaryDirectory() as folder:
         save_pair(verifier, draft, Path(folder))
-        connection.send(Saved(folder))
+        connection.send(Saved(folder, "random"))
         address = connection.recv().address
-    lesson = Lesson(verifier, draft, plan)
+    lesson = Lesson(verifier, Standalone(draft), plan)
     start = time.monotonic()
     with Fleet([address]) as fleet:
         step, over = 0, False
@@ -58,6 +51,7 @@ def _push(
         report.sent_tensors,
         report.seconds,
         worker.commit.pause_seconds if worker.commit else 0.0,
+        worker.weight_versions,
     )
 
 
@@ -69,54 +63,3 @@ def _compare(fleet: Fleet, verifier: LlamaForCausalLM, draft: LlamaForCausalLM) 
     found = [str(d) for report in reports for d in report.differences]
     found += [f"not compared: {name}" for report in reports for name in report.not_compared]
     return Verified(sum(report.compared for report in reports), tuple(found))
-
-
-class Lesson:
-    """Steps of training for both models, on the same text."""
-
-    def __init__(self, verifier: LlamaForCausalLM, draft: LlamaForCausalLM, plan: Plan) -> None:
-        """Begin."""
-        self._models = verifier, draft
-        # What the draft borrows is the verifier's to train.
-        self._own = [p for name, p in draft.named_parameters() if name not in BORROWED]
-        self._optimizers = [
-            torch.optim.AdamW(parameters, lr=_LEARNING_RATE, betas=_BETAS)
-            for parameters in (verifier.parameters(), self._own)
-        ]
-        self._schedules = [
-            torch.optim.lr_scheduler.LinearLR(
-                optimizer, start_factor=1 / _WARMUP_STEPS, total_iters=_WARMUP_STEPS
-            )
-            for optimizer in self._optimizers
-        ]
-        self._text = corpus()
-        self._batch_size = plan.batch_size
-        self._generator = torch.Generator().manual_seed(plan.seed)
-
-    def step(self) -> tuple[float, float]:
-        """Make a step and return both losses, in nats per byte."""
-        verifier, draft = self._models
-        tokens = batch(self._text, self._batch_size, _LENGTH, self._generator)
-        logits = verifier(input_ids=tokens, use_cache=False).logits[:, :-1].flatten(0, 1)
-        loss = functional.cross_entropy(logits, tokens[:, 1:].flatten())
-        parameters = list(verifier.parameters())
-        _set_gradients(loss, parameters)
-        # Distillation: the draft's distribution shall be the verifier's.
-        wanted = logits.detach().log_softmax(-1)
-        told = draft(input_ids=tokens, use_cache=False).logits[:, :-1].reshape(-1, VOCAB_SIZE)
-        draft_loss = functional.kl_div(
-            told.log_softmax(-1), wanted, log_target=True, reduction="batchmean"
-        )
-        _set_gradients(draft_loss, self._own)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        return loss.item(), draft_loss.item()
-
-
-def _set_gradients(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
-    # `backward` would reach what the draft borrows, too.
-    gradients = torch.autograd.grad(loss, parameters)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient

@@ -2,90 +2,104 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
 from torch import nn
-from vllm.config import set_current_vllm_config
+from vllm.config import CompilationMode, CUDAGraphMode, set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 
-from weightsync.apply.bits import storage_identity
-from weightsync.apply.dtypes import from_torch
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import CacheReset, Coordinates, Target
-from weightsync.engines.base import Written
+from weightsync.engines.base import SleepWatcher, Written
 from weightsync.engines.naming import parameter_spec
-from weightsync.engines.vllm.checkpoint import Checkpoint, TensorForm
+from weightsync.engines.unshare import unshare
+from weightsync.engines.vllm.caches import outlive_requests
+from weightsync.engines.vllm.checkpoint import DUMMY, Checkpoint
 from weightsync.engines.vllm.derived import Derived
+from weightsync.engines.vllm.expected import expected
 from weightsync.engines.vllm.gate import WorkerGate
-from weightsync.engines.vllm.record import Record, record
+from weightsync.engines.vllm.layouts import layout_of, sent_name
+from weightsync.engines.vllm.record import record
+from weightsync.engines.vllm.reloads import layers, reloads
 from weightsync.engines.vllm.shadow import Shadows
-from weightsync.engines.vllm.slots import Slot, named_slots
-from weightsync.layout.plan import Layout, ParameterSpec, TensorPlan
+from weightsync.engines.vllm.sharing import Sharing, find_sharing
+from weightsync.engines.vllm.sleep import CALLS, watch_sleep
+from weightsync.engines.vllm.slots import Sent, Slot, named_slots
+from weightsync.layout.plan import Layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+_log = logging.getLogger(__name__)
 
 
 class VllmTarget:
     """A `TargetModel` of a vLLM worker: parameters, or their shadows, by vLLM's names."""
 
     def __init__(
-        self, slots: Mapping[str, Slot], layout: Layout, shadows: Shadows, gate: WorkerGate
+        self,
+        places: Mapping[str, Slot | Sent],
+        layout: Layout,
+        shadows: Shadows,
+        cut: Callable[[Collection[str]], None],
     ) -> None:
-        """Take what `VllmEngine` has found out about a model."""
-        self.slots = slots
+        """Take what `VllmEngine` has found out about a model, and what cuts it off the verifier."""
+        self.places = places
         self._layout = layout
         self._shadows = shadows
-        self._gate = gate
+        self._cut = cut
 
     @property
     def layout(self) -> Layout:
-        """Where the checkpoint's tensors lie.
-
-        Raises:
-            EngineUnavailableError: vLLM sleeps; the weights may be gone.
-        """
-        self._gate.check_awake()
+        """Where the checkpoint's tensors lie."""
         return self._layout
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return what commits write: parameters, or shadows where kernels hold another form."""
-        return {name: self._shadows.tensor(self.slots[name]) for name in self._layout.parameters}
+        return {name: self._shadows.tensor(self.places[name]) for name in self._layout.parameters}
 
     def unshare(self, names: Collection[str]) -> None:
-        """Refuse: vLLM's draft holds the verifier's modules themselves.
+        """Give parameters a storage of their own, with equal values, cutting them off the verifier.
 
         Raises:
-            UnsupportedError: always.
+            UnsupportedError: graphs or kernels refer to the verifier's storage.
         """
-        raise UnsupportedError(
-            f"vLLM shares {', '.join(sorted(names))} with the verifier as whole modules, which "
-            "can't be told apart while it runs; start it with a draft whose checkpoint has weights "
-            "of its own"
-        )
+        self._cut(names)
+
+    def move(self, slots: Mapping[str, Slot]) -> None:
+        """Take other slots for some names, which hold tensors of equal forms."""
+        self.places = {**self.places, **slots}
+        tensors = self.tensors()
+        specs = [parameter_spec(name, tensors[name]) for name in self._layout.parameters]
+        self._layout = Layout.of(specs, self._layout.tensors.values())
 
 
 class VllmEngine:
     """An `Engine` around the models of one worker process.
 
     Make it when the models are loaded and before the first step.
+
+    Attributes:
+        sharing: What verifier and draft hold together; None without a draft that has weights.
     """
 
     name = "vllm"
+    sleep_calls = CALLS
     reset_prefix_cache: Callable[[], bool]
 
     def __init__(
         self,
         worker: Any,  # noqa: ANN401 - the worker class of any device
         reset_cache: Callable[[], bool] | None = None,
+        *,
+        share: bool = True,
     ) -> None:
         """Learn how checkpoints become parameters, and put the worker under the gate.
 
@@ -93,20 +107,31 @@ class VllmEngine:
             worker: `vllm.v1.worker.gpu_worker.Worker` or a subclass, after `load_model`.
             reset_cache: Drops prefixes that were computed with old weights; returns whether it
                 does. They belong to vLLM's scheduler, in another process.
+            share: Let the draft hold what equals the verifier's and vLLM has left apart.
 
         Raises:
             UnsupportedError: a model loads its weights in a way that can't be followed.
         """
         config: VllmConfig = worker.vllm_config
         self._config = config
+        self._worker = worker
         if reset_cache is not None:
             self.reset_prefix_cache = reset_cache
         self._agree: Callable[[str], None] = _nothing
         self._shadows = Shadows()
         self._derived = Derived(self._shadows)
         self._gate = WorkerGate(worker, num_ranks=config.parallel_config.world_size_across_dp)
-        self._targets = {Target.VERIFIER: self._target(worker.get_model(), config)}
-        draft = worker.get_draft_model()
+        verifier, draft = worker.get_model(), worker.get_draft_model()
+        self.sharing: Sharing | None = None
+        if isinstance(draft, nn.Module):
+            formats = {
+                one.load_format for one in (config.load_config, get_draft_load_config(config))
+            }
+            # Dummy weights of one shape are equal, and mean nothing.
+            widen = share and DUMMY not in formats
+            group = get_tp_group().cpu_group
+            self.sharing = find_sharing(verifier, draft, widen=widen, group=group)
+        self._targets = {Target.VERIFIER: self._target(verifier, config)}
         if isinstance(draft, nn.Module):
             self._targets[Target.DRAFT] = self._target(draft, config, draft=True)
 
@@ -115,14 +140,30 @@ class VllmEngine:
         if draft:
             model_config = config.speculative_config.draft_model_config
             load_config = get_draft_load_config(config)
-        with Checkpoint(model_config, load_config) as checkpoint, set_current_vllm_config(config):
+        with (
+            Checkpoint(model_config, load_config, model) as checkpoint,
+            set_current_vllm_config(config),
+        ):
             forms = checkpoint.forms()
             found = record(model, forms)
             slots = dict(named_slots(model))
-            self._shadows.add(slots, found, checkpoint)
+            self._shadows.add(expected(found, slots, checkpoint))
+            reloaded = reloads(model, found.groups, checkpoint, self._shadows)
         self._derived.add(model, slots, model_config.dtype)
-        layout = _layout(found, forms, slots, self._shadows)
-        return VllmTarget(slots, layout, self._shadows, self._gate)
+        self._derived.add_reloads(reloaded)
+        sent = {name: kept for reload in reloaded for name, kept in reload.sent.items()}
+        if sent:
+            _log.warning(
+                "%s computes with %d tensors while it loads: after an update of one of them vLLM "
+                "loads these layers again: %s",
+                type(model).__name__,
+                len(sent),
+                ", ".join(layers(reloaded, slots)),
+            )
+        verifier = self._targets[Target.VERIFIER].layout if draft else None
+        places = slots | {sent_name(name): kept for name, kept in sent.items()}
+        layout = layout_of(found, forms, places, self._shadows, verifier)
+        return VllmTarget(places, layout, self._shadows, self._unshare)
 
     @property
     def version(self) -> str:
@@ -156,6 +197,29 @@ class VllmEngine:
         """The gap between two steps."""
         return self._gate
 
+    def watch_sleep(self, watcher: SleepWatcher) -> None:
+        """Tell a watcher when vLLM puts this worker to sleep, and when it wakes it up."""
+        watch_sleep(self._worker, watcher)
+
+    def _unshare(self, names: Collection[str]) -> None:
+        draft = self._targets[Target.DRAFT]
+        held = [place for name in names if isinstance(place := draft.places[name], Slot)]
+        packed = any(slot.module in self._shadows.modules for slot in held)
+        if self.sharing is None or packed or _is_captured(self._config):
+            raise UnsupportedError(
+                f"{', '.join(sorted(names))} can't be cut off the verifier: "
+                + ("kernels" if packed else "compiled or captured graphs")
+                + " hold it in a form of their own; leave it out of the session, or start vLLM "
+                "with enforce_eager, or with a draft whose checkpoint has weights of its own"
+            )
+        storages = {draft.layout.parameters[name].storage for name in names}
+        unshare(self.sharing.draft, self.sharing.verifier, storages)
+        slots = dict(named_slots(self.sharing.draft))
+        dtype = self._config.speculative_config.draft_model_config.dtype
+        self._derived.add(self.sharing.draft, slots, dtype)
+        draft.move(slots)
+        self.sharing = self.sharing.without(names)
+
     @contextmanager
     def agreeing(self, agree: Callable[[str], None]) -> Iterator[None]:
         """Ask before a commit within the block is final; what `agree` raises takes it back.
@@ -173,53 +237,30 @@ class VllmEngine:
         try:
             with set_current_vllm_config(self._config):
                 self._derived.rebuild(
-                    self._targets[target].slots[name]
+                    self._targets[target].places[name]
                     for target, names in written.items()
                     for name in names
                 )
+            if self.sharing is not None:
+                self.sharing.check()
         except Exception as error:
             self._agree(str(error))
             raise
         self._agree("")
-        if not self._config.cache_config.enable_prefix_caching:
+        if not outlive_requests(self._config):
             return CacheReset.NONE
         done = hasattr(self, "reset_prefix_cache") and self.reset_prefix_cache()
         return CacheReset.DONE if done else CacheReset.FAILED
 
 
+def _is_captured(config: VllmConfig) -> bool:
+    """Tell whether addresses or modules were taken down before the first request."""
+    compilation = config.compilation_config
+    return (
+        compilation.mode is not CompilationMode.NONE
+        or compilation.cudagraph_mode is not CUDAGraphMode.NONE
+    )
+
+
 def _nothing(_trouble: str) -> None:
     """Agree with nobody: there are no others."""
-
-
-def _layout(
-    found: Record, forms: Mapping[str, TensorForm], slots: Mapping[str, Slot], shadows: Shadows
-) -> Layout:
-    """Put the parts together: the parameters that tensors reach, under each of their names."""
-    reached = {storage_identity(shadows.tensor(slot)) for slot in shadows.known}
-    specs = []
-    for name, slot in slots.items():
-        tensor = shadows.tensor(slot)
-        if name in found.forms or (tensor.numel() and storage_identity(tensor) in reached):
-            specs.append(parameter_spec(name, tensor))
-    tensors = []
-    for name, places in found.placements.items():
-        dtype = found.forms[places[0].parameter].dtype if places else forms[name].dtype
-        tensors.append(TensorPlan(name, from_torch(dtype), forms[name].shape, tuple(places)))
-    return Layout.of(specs, [*tensors, *_tied(specs, tensors)])
-
-
-def _tied(specs: Sequence[ParameterSpec], tensors: Sequence[TensorPlan]) -> Iterator[TensorPlan]:
-    """Yield a tensor of a second name, as state dicts have it, e.g. for a head that is tied."""
-    reached = Counter(place.parameter for plan in tensors for place in plan.placements)
-    whole = {
-        plan.placements[0].parameter: plan
-        for plan in tensors
-        if len(plan.placements) == 1 and reached[plan.placements[0].parameter] == 1
-    }
-    owners = {spec.storage: whole[spec.name] for spec in specs if spec.name in whole}
-    taken = {plan.name for plan in tensors}
-    for spec in specs:
-        if not reached[spec.name] and spec.name not in taken and spec.storage in owners:
-            owner = owners[spec.storage]
-            places = tuple(replace(place, parameter=spec.name) for place in owner.placements)
-            yield replace(owner, name=spec.name, placements=places)

@@ -16,8 +16,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.engines.vllm.reload import derive, process_again
+from weightsync.engines.vllm.reloads import Reload
 from weightsync.engines.vllm.shadow import Shadows
-from weightsync.engines.vllm.slots import Slot
+from weightsync.engines.vllm.slots import Sent, Slot
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,6 +41,7 @@ class Derived:
         """Start with nothing; `shadows` must be complete before a model is added."""
         self._shadows = shadows
         self._fed_by: dict[Slot, list[_Rebuild]] = {}
+        self._reloads: dict[Sent, Reload] = {}
         self._seen: set[nn.Module] = set()
 
     def add(self, model: nn.Module, slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
@@ -77,19 +79,39 @@ class Derived:
         inner = getattr(model, "model", model)
         if hasattr(inner, "_build_fused_kv_buffers"):
             fused = _Rebuild(2, partial(self._fuse, inner))
-            for module in names:
+            for module in names.keys() - self._seen:
                 self._feed_rebuild(module, fused)
         self._seen |= names.keys()
 
-    def rebuild(self, written: Iterable[Slot]) -> None:
+    def add_reloads(self, reloads: Iterable[Reload]) -> None:
+        """Add what a model must load itself; call it after `add`."""
+        self._reloads |= {sent: reload for reload in reloads for sent in reload.sent.values()}
+
+    def rebuild(self, written: Iterable[Slot | Sent]) -> None:
         """Compute anew what some slots feed, and nothing else.
 
         Call it under `set_current_vllm_config`.
         """
-        due = {rebuild: None for slot in written for rebuild in self._fed_by.get(slot, ())}
+        # Kernels on the CPU lay weights out by the number of threads, and take it for granted that
+        # all weights of one shape lie alike. To ask torch for the number makes it this thread's.
+        torch.get_num_threads()
         with torch.inference_mode():
+            slots = list(self._load(written))
+            due = {rebuild: None for slot in slots for rebuild in self._fed_by.get(slot, ())}
             for rebuild in sorted(due, key=lambda r: r.stage):
                 rebuild.run()
+
+    def _load(self, written: Iterable[Slot | Sent]) -> Iterator[Slot]:
+        """Load again what was sent, and yield all that is written then."""
+        due: dict[Reload, None] = {}
+        for slot in written:
+            if isinstance(slot, Slot):
+                yield slot
+            else:
+                due[self._reloads[slot]] = None
+        for reload in due:
+            reload.run()
+            yield from reload.slots
 
     def _feed(self, module: nn.Module, stage: int, run: Callable[[], None]) -> None:
         self._feed_rebuild(module, _Rebuild(stage, run))

@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 
-from weightsync.core.errors import EngineUnavailableError, UnsupportedError
+from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import Target
 from weightsync.engines.gate import StepGate
-
-# How long a commit may keep vLLM from going to sleep, in seconds.
-_SLEEP_TIMEOUT = 60.0
 
 # Whole calls in which models run, beside the two halves of a step.
 _WHOLE = ("determine_available_memory", "compile_or_warm_up_model", "execute_dummy_batch")
@@ -35,18 +32,10 @@ class WorkerGate(StepGate):
         self._num_ranks = num_ranks
         self._driver: int | None = None
         self._step = ExitStack()
-        self._asleep = False
         for name in _WHOLE:
             self._wrap(name, self._whole)
         self._wrap("execute_model", self._first_half)
         self._wrap("sample_tokens", self._second_half)
-        self._wrap("sleep", self._sleeps)
-        self._wrap("wake_up", self._wakes)
-
-    @property
-    def asleep(self) -> bool:
-        """Tell whether vLLM has put the worker to sleep."""
-        return self._asleep
 
     @contextmanager
     def driven(self) -> Iterator[None]:
@@ -62,10 +51,9 @@ class WorkerGate(StepGate):
         """Wait until no step runs, and hold the next one until the block ends.
 
         Raises:
-            EngineUnavailableError: no step boundary within `timeout` seconds, or vLLM sleeps.
+            EngineUnavailableError: no step boundary within `timeout` seconds.
             UnsupportedError: there are other ranks, and the call is not vLLM's.
         """
-        self.check_awake()
         if self._num_ranks > 1 and self._driver != threading.get_ident():
             raise UnsupportedError(
                 f"this worker is one of {self._num_ranks} ranks, which must change their weights "
@@ -105,17 +93,6 @@ class WorkerGate(StepGate):
             held(f"quarantine of the {target}")
             self._changed.notify_all()
 
-    def check_awake(self) -> None:
-        """Refuse what needs weights while vLLM sleeps.
-
-        Raises:
-            EngineUnavailableError: it sleeps.
-        """
-        if self._asleep:
-            raise EngineUnavailableError(
-                "vLLM sleeps: wake it up before its weights are updated", retry_after=1.0
-            )
-
     def _wrap(self, name: str, around: Callable[..., object]) -> None:
         inner = getattr(self._worker, name)
         setattr(self._worker, name, lambda *args, **kwargs: around(inner, *args, **kwargs))
@@ -137,18 +114,6 @@ class WorkerGate(StepGate):
     def _second_half(self, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
         with self._step:
             return inner(*args, **kwargs)
-
-    def _sleeps(self, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
-        with self._changed:
-            self._wait_idle(_SLEEP_TIMEOUT)
-            self._asleep = True
-        return inner(*args, **kwargs)
-
-    def _wakes(self, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            self._asleep = False
 
     def _synchronize(self) -> None:
         device = self._worker.device

@@ -7,21 +7,33 @@ heads and the shards of tensor parallelism need no table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from weightsync.core.errors import UnsupportedError
-from weightsync.engines.vllm.boxes import Form, NotABoxError, View, place
 from weightsync.engines.vllm.checkpoint import TensorForm
-from weightsync.engines.vllm.reload import LATE_TENSORS, loading_form
+from weightsync.engines.vllm.copies import Copies
+from weightsync.engines.vllm.reload import kept_attributes, late_dtype, loading_form
 from weightsync.layout.plan import Placement
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules whose loading computes with elements, and all tensors that reach any of them.
+
+    The tensors reach no other modules, so that loading them again changes nothing else.
+    """
+
+    modules: tuple[nn.Module, ...]
+    tensors: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -29,13 +41,16 @@ class Record:
     """What loading a checkpoint does to a model.
 
     Attributes:
-        placements: By checkpoint name; none for a tensor that this worker does not use.
-        forms: Type and shape of the parameters that are written, as they are while loading, by
-            the engine's name.
+        placements: By checkpoint name; none for a tensor that this worker does not use. Those of
+            `groups` are left out.
+        forms: Type and shape of the parameters that are so written, as they are while loading,
+            by the engine's name.
+        groups: What must be loaded by the model itself.
     """
 
     placements: dict[str, list[Placement]]
-    forms: dict[str, TensorForm] = field(default_factory=dict)
+    forms: dict[str, TensorForm]
+    groups: list[Group] = field(default_factory=list)
 
 
 def record(model: Any, tensors: Mapping[str, TensorForm]) -> Record:  # noqa: ANN401 - an nn.Module with `load_weights`
@@ -48,45 +63,64 @@ def record(model: Any, tensors: Mapping[str, TensorForm]) -> Record:  # noqa: AN
         tensors: The checkpoint's, all of them: some loaders want to see a complete set.
 
     Raises:
-        UnsupportedError: loading changes values, so that writing a part of them is not possible.
+        UnsupportedError: the model has no `load_weights`.
     """
+    if not hasattr(model, "load_weights"):
+        raise UnsupportedError(
+            f"{type(model).__name__} has no load_weights, from which weightsync learns where its "
+            "weights lie; use an architecture that loads its own checkpoints"
+        )
     modules = list(model.modules())
-    with torch.no_grad(), _kept_attributes(modules), loading_form(modules):
+    with torch.no_grad(), kept_attributes(modules), loading_form(modules):
+        owners = dict(model.named_modules(remove_duplicate=False))
         parameters = _parameters(model)
-        copies = _Copies(parameters)
+        copies = Copies(parameters)
         meta = [(name, copies.source(name, form)) for name, form in tensors.items()]
         with copies, disable_mtp_completeness_check():
             try:
                 model.load_weights(iter(meta))
-            except Exception as error:
-                raise UnsupportedError(
-                    f"{type(model).__name__} can't be followed while it loads: {error}"
-                ) from error
-        if copies.refused:
-            raise UnsupportedError(
-                f"{type(model).__name__} loads tensors in a way that can't be followed: "
-                + "; ".join(dict.fromkeys(copies.refused))
-            )
-        owners = dict(model.named_modules(remove_duplicate=False))
-        written = {p.parameter for places in copies.found.values() for p in places}
-        return Record(
-            copies.found,
-            {n: _form(owners, n, t) for n, t in parameters.items() if n in written},
-        )
+            except Exception as error:  # noqa: BLE001 - whatever a model's code may raise
+                _log.warning("%s looks at values while it loads: %s", type(model).__name__, error)
+                return Record({}, {}, [Group(tuple(modules), tuple(tensors))])
+        for name in parameters:
+            owner, _, leaf = name.rpartition(".")
+            copies.replaced(name, getattr(owners[owner], leaf))
+        groups = _groups(copies, {n: owners[n.rpartition(".")[0]] for n in copies.fed})
+        apart = {name for group in groups for name in group.tensors}
+        placements = {name: p for name, p in copies.found.items() if name not in apart}
+        used = {p.parameter for places in placements.values() for p in places}
+        forms = {n: _form(owners, n, t) for n, t in parameters.items() if n in used}
+        return Record(placements, forms, groups)
 
 
-@contextmanager
-def _kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Bring back the tensors that loaders derive and keep as plain attributes."""
-    kept = [
-        (module, {n: value for n, value in vars(module).items() if isinstance(value, torch.Tensor)})
-        for module in modules
-    ]
-    try:
-        yield
-    finally:
-        for module, values in kept:
-            vars(module).update(values)
+def _groups(copies: Copies, owners: Mapping[str, nn.Module]) -> list[Group]:
+    """Put together what computed parameters have in common, directly or through others."""
+    sources: dict[nn.Module, set[str]] = {}
+    reached: dict[str, set[nn.Module]] = {}
+    for parameter, names in copies.fed.items():
+        module = owners[parameter]
+        sources.setdefault(module, set()).update(names)
+        for name in names:
+            reached.setdefault(name, set()).add(module)
+    groups: list[Group] = []
+    done: set[nn.Module] = set()
+    for parameter in sorted(copies.computed):
+        modules: dict[nn.Module, None] = {}
+        todo = [owners[parameter]]
+        while todo:
+            module = todo.pop()
+            if module not in modules and module not in done:
+                modules[module] = None
+                todo += [other for name in sources[module] for other in reached[name]]
+        done |= modules.keys()
+        if modules:
+            names = set().union(*(sources[module] for module in modules))
+            groups.append(Group(tuple(modules), _in_order(names, copies.found)))
+    return groups
+
+
+def _in_order(names: Collection[str], tensors: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in tensors if name in names)
 
 
 def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -98,74 +132,4 @@ def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _form(owners: Mapping[str, nn.Module], name: str, tensor: torch.Tensor) -> TensorForm:
     owner, _, leaf = name.rpartition(".")
-    dtype = tensor.dtype
-    if leaf in LATE_TENSORS:
-        # Widened after loading, when it had been rounded to the type of the layer already.
-        dtype = getattr(owners[owner], "params_dtype", dtype)
-    return TensorForm(dtype, tuple(tensor.shape))
-
-
-class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the copies from tensors of a checkpoint into parameters, and makes none of them."""
-
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[str, list[Placement]] = {}
-        self.refused: list[str] = []
-        self._parameters: dict[int, tuple[str, Form]] = {}
-        for name, tensor in parameters.items():
-            # The first name of what is tied.
-            self._parameters.setdefault(_storage(tensor), (name, _form_of(tensor)))
-        self._sources: dict[int, tuple[str, Form]] = {}
-        # A storage that is freed meanwhile would lend its address to another.
-        self._alive: list[torch.Tensor] = []
-
-    def source(self, name: str, form: TensorForm) -> torch.Tensor:
-        """Return a tensor that stands for one of the checkpoint."""
-        tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
-        self._sources[_storage(tensor)] = (name, Form.contiguous(form.shape))
-        self._alive.append(tensor)
-        self.found[name] = []
-        return tensor
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - torch's own signature
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        """Look at one operation of torch."""
-        del types
-        if func is torch.ops.aten.copy_.default and _storage(args[0]) in self._parameters:
-            self._note(args[1], args[0])
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-    def _note(self, source: torch.Tensor, dest: torch.Tensor) -> None:
-        parameter, dest_form = self._parameters[_storage(dest)]
-        name, source_form = self._sources.get(_storage(source), ("", dest_form))
-        if not name or source.shape != dest.shape:
-            self.refused.append(f"{parameter!r} is computed, not copied")
-            return
-        try:
-            found = place(_view(source), source_form, _view(dest), dest_form, parameter)
-        except NotABoxError as error:
-            self.refused.append(f"{name!r} goes to {parameter!r} in no box: {error}")
-            return
-        if found is not None and found not in self.found[name]:
-            self.found[name].append(found)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    # Tensors on the meta device have no address.
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001
-    return identity
-
-
-def _view(tensor: torch.Tensor) -> View:
-    return View(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-
-
-def _form_of(tensor: torch.Tensor) -> Form:
-    return Form(tuple(tensor.shape), tensor.stride())
+    return TensorForm(late_dtype(owners[owner], leaf, tensor), tuple(tensor.shape))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload.layerwise import (
     _place_kernel_tensors,
     get_layerwise_info,
@@ -20,6 +21,10 @@ from vllm.model_executor.model_loader.reload.utils import (
     get_layer_params_buffers,
     get_layer_tensors,
 )
+from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
+
+from weightsync.engines.vllm.copies import Writes
+from weightsync.engines.vllm.slots import Slot
 
 LATE_TENSORS = ("bias",)
 """Tensors that vLLM never brings back to the form of the checkpoint."""
@@ -51,6 +56,20 @@ def _one_in_loading_form(module: nn.Module) -> Iterator[None]:
         info.reset()
 
 
+@contextmanager
+def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Bring back the tensors that loaders derive and keep as plain attributes."""
+    kept = [
+        (module, {n: value for n, value in vars(module).items() if isinstance(value, torch.Tensor)})
+        for module in modules
+    ]
+    try:
+        yield
+    finally:
+        for module, values in kept:
+            vars(module).update(values)
+
+
 def process_again(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     """Let a module derive what its kernels use from other values, into the same tensors.
 
@@ -72,6 +91,81 @@ def process_again(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None
             made = getattr(module, name)
             if made is not tensor:
                 tensor.data.copy_(made)
+
+
+def load_again(
+    model: Any,  # noqa: ANN401 - an nn.Module with `load_weights`
+    modules: Sequence[nn.Module],
+    weights: Iterable[tuple[str, torch.Tensor]],
+) -> dict[Slot, torch.Tensor]:
+    """Let a model load tensors into some of its modules, which stay as they are.
+
+    Args:
+        model: Loaded.
+        modules: All that the tensors reach.
+        weights: Of the checkpoint, by name. The loader may change them.
+
+    Returns:
+        The tensors that were written, as they are before anything is derived from them.
+    """
+    with torch.no_grad(), kept_attributes(model.modules()), loading_form(modules):
+        empty = {
+            Slot(module, leaf): tensor
+            for module in modules
+            for leaf, tensor in _with_memory(module).items()
+        }
+        with Writes() as writes, disable_mtp_completeness_check():
+            model.load_weights(iter(weights))
+        return {
+            slot: slot.tensor.data
+            for slot, tensor in empty.items()
+            if slot.tensor is not tensor or writes.reached(slot.tensor)
+        }
+
+
+def made_up_again(module: nn.Module, leaf: str) -> torch.Tensor:
+    """Return what vLLM has put into a tensor when it was told to make weights up."""
+    with torch.no_grad(), loading_form([module]):
+        held = getattr(module, leaf)
+        if not held.is_meta:
+            # It stayed in place.
+            return _late_copy(module, leaf, held).data
+        materialize_layer(module, get_layerwise_info(module))
+        made: torch.Tensor = getattr(module, leaf)
+        initialize_single_dummy_weight(made)
+        return made.data
+
+
+def _with_memory(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Give a module in loading form memory, filled with what it held or with zeros."""
+    info = get_layerwise_info(module)
+    held = info.kernel_tensors[0] | info.kernel_tensors[1]
+    materialize_layer(module, info)
+    for leaf, tensor in get_layer_tensors(module).items():
+        if tensor is held.get(leaf):
+            setattr(module, leaf, _late_copy(module, leaf, tensor))
+        elif leaf in held and held[leaf].shape == tensor.shape:
+            tensor.data.copy_(held[leaf])
+        else:
+            tensor.data.zero_()
+    tensors: dict[str, torch.Tensor] = get_layer_tensors(module)
+    return tensors
+
+
+def _late_copy(module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy what stays in place when a module takes its loading form."""
+    copy = tensor.data.to(late_dtype(module, leaf, tensor), copy=True)
+    copy.__class__ = tensor.__class__
+    copy.__dict__ = tensor.__dict__.copy()
+    return copy
+
+
+def late_dtype(module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.dtype:
+    """Return the type that a tensor in loading form has: late ones are widened after loading."""
+    dtype: torch.dtype = tensor.dtype
+    if leaf in LATE_TENSORS:
+        dtype = getattr(module, "params_dtype", dtype)
+    return dtype
 
 
 def derive(module: Any) -> None:  # noqa: ANN401 - an nn.Module with a `quant_method`

@@ -23,6 +23,17 @@ class Slot:
         return found
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Sent:
+    """A tensor of a checkpoint as it is sent: it hangs in no module, but some are loaded from it.
+
+    Attributes:
+        tensor: In host memory, of the checkpoint's type and shape.
+    """
+
+    tensor: torch.Tensor
+
+
 def named_slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
     """Yield all names of all parameters and buffers of a model."""
     for prefix, module in model.named_modules(remove_duplicate=False):

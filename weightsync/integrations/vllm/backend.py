@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
@@ -14,15 +15,18 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.utils.network_utils import get_ip
 
-from weightsync.core.errors import SessionStateError, WeightSyncError
+from weightsync.core.errors import InvalidRequestError, SessionStateError
 from weightsync.core.rankfile import RankFile
 from weightsync.core.types import Target
 from weightsync.engines.vllm.adapter import VllmEngine
+from weightsync.integrations.vllm.calls import take_calls
 from weightsync.integrations.vllm.collective import commit
 from weightsync.integrations.vllm.epoch import Epoch
 from weightsync.integrations.vllm.plugin import worker_of
 from weightsync.integrations.vllm.settings import CacheAfterCommit, WorkerSettings
+from weightsync.integrations.vllm.version import HeldVersion
 from weightsync.server.logs import LogFormat, make_logger
 from weightsync.server.server import Server
 from weightsync.server.worker import Worker
@@ -57,6 +61,7 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     Attributes:
         server: What serves the worker.
+        place: Where that is.
     """
 
     init_info_cls = InitInfo
@@ -81,21 +86,30 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._worker = worker_of(model)
         self._epoch = Epoch(vllm_config.instance_id)
         reset = settings.cache_after_commit is CacheAfterCommit.RESET
-        self._engine = VllmEngine(self._worker, self._tell_scheduler if reset else None)
-        place = self._engine.coordinates
+        self._engine = VllmEngine(
+            self._worker, self._tell_scheduler if reset else None, share=settings.share
+        )
+        self._held = HeldVersion(vllm_config.instance_id)
+        coordinates = self._engine.coordinates
         worker = Worker(self._engine, limits=settings.limits)
         log = make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)
-        self.server = Server(worker, settings.config_of(place.rank), log)
+        if self._engine.sharing is not None:
+            for facts in self._engine.sharing.facts():
+                log.info("sharing", **facts)
+        self.server = Server(worker, settings.config_of(coordinates.rank), log)
         self._grace = settings.stop_grace
+        self.place = RankFile(
+            rank=coordinates.rank,
+            world_size=coordinates.world_size,
+            tp_rank=coordinates.tp_rank,
+            pid=os.getpid(),
+            address=settings.advertised(self.server.address, get_ip),
+            instance_id=worker.instance_id,
+        )
         if settings.directory is not None:
-            RankFile(
-                rank=place.rank,
-                world_size=place.world_size,
-                tp_rank=place.tp_rank,
-                pid=os.getpid(),
-                address=self.server.address,
-                instance_id=worker.instance_id,
-            ).write(settings.directory)
+            self.place.write(settings.directory)
+        worker.trace.add(self._tell_version)
+        take_calls(self._worker, self._commit_on_all_ranks)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Do nothing: the service runs already."""
@@ -109,21 +123,30 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         Raises:
             WeightSyncError: see `collective.commit`.
         """
-        group = get_world_group()
-        try:
-            commit(
-                self.server.worker,
-                self._engine,
-                lambda: update_info.session_id or self._holder(),
-                group.cpu_group,
-            )
-        except WeightSyncError:
-            # vLLM reads answers of ranks up to the first error, and takes what it has not read for
-            # answers to its next call. So the last rank tells of what is an error on all of them.
-            if group.rank_in_group + 1 == group.world_size:
-                raise
-            self._worker._weight_update_active = False  # noqa: SLF001 - as vLLM does on an error
-            self.reset_weight_update_target()
+        self._commit(lambda: update_info)
+
+    def _commit_on_all_ranks(self, update_info: object) -> None:
+        self._commit(lambda: self._mine(update_info))
+
+    def _commit(self, read: Callable[[], UpdateInfo]) -> None:
+        commit(
+            self.server.worker,
+            self._engine,
+            lambda: read().session_id or self._holder(),
+            get_world_group().cpu_group,
+        )
+
+    def _mine(self, update_info: object) -> UpdateInfo:
+        if isinstance(update_info, list):
+            if len(update_info) != self.place.world_size:
+                raise InvalidRequestError(
+                    f"update_info is for {len(update_info)} ranks, and this vLLM has"
+                    f" {self.place.world_size}; give one session for each, in their order",
+                    subjects=["update_info"],
+                )
+            update_info = update_info[self.place.rank]
+        parsed: UpdateInfo = self.parse_update_info(cast("dict[str, Any]", update_info))
+        return parsed
 
     def finish_weight_update(self) -> None:
         """Do nothing: a commit is whole, or was taken back."""
@@ -132,12 +155,20 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Stop the service; sessions that are open then are dropped."""
         self.server.stop(self._grace)
         self._epoch.remove()
+        self._held.remove()
 
     def _tell_scheduler(self) -> bool:
         # One rank for all: they switch together, and each one's word would cost a reset.
         if self.parallel_config.rank == 0:
             self._epoch.advance()
         return True
+
+    def _tell_version(self, step: str, facts: dict[str, object]) -> None:
+        verifier = str(Target.VERIFIER)
+        if step != "commit.completed" or self.parallel_config.rank != 0:
+            return
+        if verifier in cast("list[str]", facts["targets"]):
+            self._held.write(str(facts["weight_version"]))
 
     def _holder(self) -> str:
         target = Target.VERIFIER if self.model is self._default_model else Target.DRAFT

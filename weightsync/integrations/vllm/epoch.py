@@ -8,6 +8,13 @@ import time
 from pathlib import Path
 
 
+def engine_file(instance_id: str, suffix: str) -> Path:
+    """Return the path of a file by which processes of one engine, on one host, tell each other."""
+    return (
+        Path(tempfile.gettempdir()) / f"weightsync-{os.getuid()}" / f"vllm-{instance_id}.{suffix}"
+    )
+
+
 class Epoch:
     """A file on this host whose time stamp is the number.
 
@@ -17,8 +24,7 @@ class Epoch:
 
     def __init__(self, instance_id: str) -> None:
         """Name the file of an engine; it need not exist."""
-        home = Path(tempfile.gettempdir()) / f"weightsync-{os.getuid()}"
-        self._path = home / f"vllm-{instance_id}.epoch"
+        self._path = engine_file(instance_id, "epoch")
 
     def advance(self) -> None:
         """Tell that the weights are others now."""

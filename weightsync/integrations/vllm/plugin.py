@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import asdict
 from typing import Any
 
 from weightsync.integrations.vllm.scheduler import watch_weights
+from weightsync.integrations.vllm.version import follow_commits
 
 BACKEND = "weightsync"
 
@@ -15,11 +17,13 @@ _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register() -> None:
-    """Make the backend known, note workers, let schedulers watch the weights. Idempotent."""
+    """Make the backend known, note workers, let engines follow the weights. Idempotent."""
     from vllm.distributed.weight_transfer.factory import (  # noqa: PLC0415 - only in vLLM
         WeightTransferEngineFactory,
+        WeightTransferTrainerFactory,
     )
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
     from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
 
     known = WeightTransferEngineFactory._registry  # noqa: SLF001 - to register twice is an error
@@ -28,7 +32,11 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(
         BACKEND, "weightsync.integrations.vllm.backend", "WeightSyncBackend"
     )
+    WeightTransferTrainerFactory.register_engine(
+        BACKEND, "weightsync.integrations.vllm.trainer", "WeightSyncTrainer"
+    )
     watch_weights(Scheduler, BACKEND)
+    follow_commits(EngineCore, BACKEND)
     made = WorkerBase.__init__
 
     @functools.wraps(made)
@@ -37,6 +45,14 @@ def register() -> None:
         _workers.add(self)
 
     WorkerBase.__init__ = noted
+    WorkerBase.weightsync_rank = _rank_of
+
+
+def _rank_of(worker: Any) -> dict[str, object] | None:  # noqa: ANN401 - see `_workers`
+    """Return a `RankFile` as a dict, for `collective_rpc`; None if another backend runs."""
+    engine = getattr(worker, "weight_transfer_engine", None)
+    place = getattr(engine, "place", None)
+    return None if place is None else asdict(place)
 
 
 def worker_of(model: object) -> Any:  # noqa: ANN401 - see `_workers`

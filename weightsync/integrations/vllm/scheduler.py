@@ -6,6 +6,7 @@ import functools
 import logging
 from typing import Any
 
+from weightsync.engines.vllm.caches import outlive_requests
 from weightsync.integrations.vllm.epoch import Epoch
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def watch_weights(scheduler_class: Any, backend: str) -> None:  # noqa: ANN401 -
         transfer = config.weight_transfer_config
         if transfer is None or transfer.backend != backend:
             return
-        if not config.cache_config.enable_prefix_caching:
+        if not outlive_requests(config):
             return
         from weightsync.integrations.vllm.settings import (  # noqa: PLC0415 - not for all
             CacheAfterCommit,
@@ -53,9 +54,19 @@ class _ResettingSchedule:
         now = self._epoch.read()
         if now != self._seen:
             self._seen = now
-            try:
-                # Requests in flight are kept, and compute what they have cached anew.
-                self._scheduler.reset_prefix_cache(reset_running_requests=True)
-            except RuntimeError as error:
-                _log.warning("prefixes of old weights stay in use: %s", error)
+            self._reset()
         return self._schedule(*args, **kwargs)
+
+    def _reset(self) -> None:
+        try:
+            # Requests in flight are kept, and compute what they have cached anew.
+            self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        except RuntimeError as error:
+            _log.warning("prefixes of old weights stay in use: %s", error)
+        encoded = self._scheduler.encoder_cache_manager
+        if hasattr(encoded, "cached"):  # that of models with a decoder apart shares nothing
+            stale = [*encoded.freed, *encoded.cached]
+            self._scheduler.reset_encoder_cache()
+            # Workers drop these with the next step's plan, not before: one that was planned
+            # already still looks for them.
+            encoded.freed.extend(stale)

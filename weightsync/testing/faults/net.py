@@ -6,7 +6,7 @@ import torch
 import xxhash
 from torch import nn
 
-from tests.faults.weights import OWN, SHARED, Weights, draft_weights, verifier_weights
+from weightsync.testing.faults.weights import OWN, SHARED, Weights, draft_weights, verifier_weights
 
 
 class Net(nn.Module):

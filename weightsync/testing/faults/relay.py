@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 import threading
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing_extensions import Self
 
 Fault = Callable[["Relay"], None]
+
+_numbers = itertools.count()
+_PIECE_BYTES = 1 << 14
 
 
 def random_bytes(count: int, *, seed: int) -> list[int]:
@@ -25,14 +29,14 @@ class Relay:
 
     Attributes:
         address: Where a trainer connects.
+        to: Where the worker is; may be changed when another one takes its place.
         reached: Set once the chosen byte has come.
     """
 
     def __init__(self, address: str, folder: Path) -> None:
-        self._to = address
+        self.to = address
         if address.startswith("unix:"):
-            path = folder / "relay.sock"
-            path.unlink(missing_ok=True)
+            path = folder / f"relay-{next(_numbers)}.sock"
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(path))
             self._listener.listen()
@@ -47,6 +51,7 @@ class Relay:
         self._flowing = threading.Event()
         self._flowing.set()
         self._delay = 0.0
+        self._piece_bytes = _PIECE_BYTES
         self._refusing = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
@@ -87,6 +92,21 @@ class Relay:
     def slow_down(self, seconds: float) -> None:
         """Hold each piece for a while."""
         self._delay = seconds
+
+    def throttle(self, piece_bytes: int) -> None:
+        """Forward pieces of at most so many bytes from the next one on."""
+        self._piece_bytes = piece_bytes
+
+    def heal(self) -> None:
+        """Let everything through as it comes; what was cut stays so."""
+        self._at = None
+        self._corrupt = False
+        self._delay = 0.0
+        self._piece_bytes = _PIECE_BYTES
+        self._refusing = False
+        self.reached.clear()
+        self.bytes_up = 0
+        self.thaw()
 
     def refuse(self) -> None:
         """Take no new connections."""
@@ -131,21 +151,22 @@ class Relay:
                 client.close()
                 continue
             with self._lock:
+                self._pairs = [pair for pair in self._pairs if pair[0].fileno() >= 0]
                 self._pairs.append((client, server))
             for name, ends in (("up", (client, server)), ("down", (server, client))):
                 threading.Thread(target=self._pump, args=(*ends, name), daemon=True).start()
 
     def _connect(self) -> socket.socket:
-        if self._to.startswith("unix:"):
+        if self.to.startswith("unix:"):
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._to.removeprefix("unix://"))
+            server.connect(self.to.removeprefix("unix://"))
             return server
-        host, _, port = self._to.rpartition(":")
+        host, _, port = self.to.rpartition(":")
         return socket.create_connection((host, int(port)))
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         with source, contextlib.suppress(OSError):
-            while data := source.recv(1 << 14):
+            while data := source.recv(self._piece_bytes):
                 if self._delay:
                     self._pauses.wait(self._delay)
                 self._flowing.wait()

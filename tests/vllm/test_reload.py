@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import LLM
+from weightsync_client import Fleet, verify
+
+from tests.vllm import checkpoints, computing
+from tests.vllm.engine import address_of, generate, running, worker_of
+from weightsync.core.errors import CommitRolledBackError
+from weightsync.core.types import Scope, Target
+
+BLOOM: dict[str, Any] = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "n_layer": 2,
+    "n_head": 4,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def bloom() -> checkpoints.Shapes:
+    """Yield the tensors of a BLOOM, whose queries, keys and values lie head by head."""
+    hidden = BLOOM["hidden_size"]
+    norms = ["word_embeddings_layernorm", "ln_f"]
+    yield "word_embeddings.weight", (BLOOM["vocab_size"], hidden)
+    for layer in range(BLOOM["n_layer"]):
+        prefix = f"h.{layer}."
+        norms += [f"{prefix}input_layernorm", f"{prefix}post_attention_layernorm"]
+        for name, rows, columns in (
+            ("self_attention.query_key_value", 3 * hidden, hidden),
+            ("self_attention.dense", hidden, hidden),
+            ("mlp.dense_h_to_4h", 4 * hidden, hidden),
+            ("mlp.dense_4h_to_h", hidden, 4 * hidden),
+        ):
+            yield f"{prefix}{name}.weight", (rows, columns)
+            yield f"{prefix}{name}.bias", (rows,)
+    for norm in norms:
+        yield f"{norm}.weight", (hidden,)
+        yield f"{norm}.bias", (hidden,)
+
+
+def values(config: dict[str, Any], seed: int) -> checkpoints.Tensors:
+    """Return random tensors for a model that computes."""
+    if config is not BLOOM:
+        return checkpoints.values(llama(config), seed)
+    # Its layers must be heard beside the token that it reads, whose embedding is its head, too.
+    tensors = checkpoints.values(bloom(), seed)
+    return {n: 4 * t if n.startswith("h.") and t.ndim > 1 else t for n, t in tensors.items()}
+
+
+def llama(config: dict[str, Any]) -> checkpoints.Shapes:
+    """Yield the tensors of a Llama that computes."""
+    computing.register()
+    return computing.shapes(config)
+
+
+# A tensor that is sent alone, and how many of them the model itself loads.
+CASES = {
+    "computing": (computing.COMPUTING, computing.HALVES[0], 7),
+    "looking": (computing.LOOKING, "model.norm.weight", 21),
+    "bloom": (BLOOM, "h.0.self_attention.query_key_value.weight", 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [("computing", "packed"), ("computing", "plain"), ("looking", "packed"), ("bloom", "packed")],
+    indirect=["weights"],
+)
+def test_tokens_are_those_of_a_fresh_engine(tmp_path: Path, case: str, weights: str) -> None:
+    """After a full update, one tensor of a computed layer alone, and back."""
+    config, alone, num_reloaded = CASES[case]
+    old, new = (values(config, seed) for seed in (1, 2))
+    one = {alone: old[alone] * 3}
+
+    with running(checkpoints.write(tmp_path / "old", config, old)) as llm:
+        before = places(llm)
+        tokens = [generate(llm)]
+        push(llm, new, "new")
+        tokens.append(generate(llm))
+        push(llm, one, "mixed", scope=Scope.PARTIAL)
+        tokens.append(generate(llm))
+        assert len(reloaded(llm)) == num_reloaded
+        push(llm, old, "old")
+        assert generate(llm) == tokens[0]
+        assert places(llm) == before
+
+    assert len({str(t) for t in tokens}) == len(tokens)
+    for tensors, seen in ((new, tokens[1]), ({**new, **one}, tokens[2])):
+        with running(checkpoints.write(tmp_path / str(id(tensors)), config, tensors)) as llm:
+            assert generate(llm) == seen
+
+
+def test_a_worker_tells_what_is_loaded_again(tmp_path: Path) -> None:
+    """The list of tensors and the metrics say so; digests are those of what was sent."""
+    old, new = (values(computing.COMPUTING, seed) for seed in (1, 2))
+    folder = checkpoints.write(tmp_path / "old", computing.COMPUTING, old)
+    options = {"additional_config": {"weightsync": {"metrics_port": 0}}}
+    with running(folder, **options) as llm, Fleet([address_of(llm)]) as fleet:
+        push(llm, new, "new")
+        metrics = worker_of(llm).weight_transfer_engine.server.metrics_address
+        with urllib.request.urlopen(f"http://{metrics}/metrics") as answer:
+            page = answer.read().decode()
+        layer = "model.layers.0.self_attn."
+        assert reloaded(llm) == {
+            *computing.SCALED,
+            *computing.HALVES,
+            *(f"{layer}{part}_proj.weight" for part in "qkv"),
+        }
+        assert f'weightsync_reloaded_tensors{{target="verifier"}} {len(reloaded(llm))}.0' in page
+        assert verify(fleet, new).equal
+
+
+def test_a_load_that_fails_leaves_the_old_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a layer can't be loaded again, the old weights serve on."""
+    old, new = (values(computing.COMPUTING, seed) for seed in (1, 2))
+    with running(checkpoints.write(tmp_path / "old", computing.COMPUTING, old)) as llm:
+        before = generate(llm)
+        model = worker_of(llm).get_model()
+        load, calls = model.load_weights, iter([True])
+
+        def fail_once(weights: computing.Weights) -> set[str]:
+            if next(calls, False):
+                raise RuntimeError("no memory to load with")
+            return load(weights)
+
+        monkeypatch.setattr(model, "load_weights", fail_once)
+        with pytest.raises(CommitRolledBackError, match="no memory to load with"):
+            push(llm, new, "new")
+        assert generate(llm) == before
+        push(llm, new, "new")
+        assert generate(llm) != before
+
+
+def push(llm: LLM, tensors: Mapping[str, torch.Tensor], version: str, **options: Any) -> None:
+    """Send tensors to the worker of this process, and commit them."""
+    with Fleet([address_of(llm)]) as fleet, fleet.update(version=version, **options) as session:
+        session.push(tensors)
+        session.finish()
+
+
+def reloaded(llm: LLM) -> set[str]:
+    """Return the tensors that the model itself loads."""
+    with Fleet([address_of(llm)]) as fleet:
+        listed = fleet.workers[0].tensors(frozenset({Target.VERIFIER}))
+        return {tensor.name for tensor in listed if tensor.reloaded}
+
+
+def places(llm: LLM) -> dict[str, tuple[int, int]]:
+    """Return the parameters of the model and where they lie."""
+    named = worker_of(llm).get_model().named_parameters(remove_duplicate=False)
+    return {name: (id(p), p.data_ptr()) for name, p in named}

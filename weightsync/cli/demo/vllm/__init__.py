@@ -1,0 +1,1 @@
+"""`weightsync demo-vllm`: a pair of models is trained and pushed into a real vLLM."""
