@@ -65,10 +65,11 @@ class ArenaSocket:
     @property
     def alive(self) -> bool:
         """Tell whether the worker still is at the other end."""
-        # It says nothing unasked: what can be read now is its end.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        # It says nothing unasked: what can be read while nobody asks is its end.
+        with self._asking:
+            return not poll.poll(0)
 
     def map(self, session_id: str) -> memoryview:
         """Return the memory of a session's arena; that of the session before, if it is the same.

@@ -136,14 +136,15 @@ class Worker:
         """Map the arena of a session; None if its bytes come another way, or it has ended."""
         if self.session(session_id).transport is not Transport.SHARED_MEMORY:
             return None
-        if not self._shared_memory_id() or self._arenas is None:
+        client = self._shared_memory_id()
+        if not client or self._arenas is None:
             return None  # Joined from another host.
-        request = pb.ListPlacementsRequest(session_id=session_id)
-        placements = (
+        request = pb.ListPlacementsRequest(session_id=session_id, shared_memory_id=client)
+        placements = [
             answers.placement_from_proto(tensor)
             for batch in self._each(self._stub.ListPlacements(request), self.timeout)
             for tensor in batch.tensors
-        )
+        ]
         return MappedArena(self._arenas.map(session_id), placements)
 
     def session(self, session_id: str, *, wait: float | None = None) -> SessionInfo:

@@ -43,6 +43,8 @@ from weightsync.core.types import (  # noqa: E402
 )
 from weightsync.server.serve import serve  # noqa: E402
 from weightsync.server.server import Server  # noqa: E402
+from weightsync.v1 import weight_sync_pb2 as pb  # noqa: E402
+from weightsync.v1.weight_sync_pb2_grpc import WeightSyncStub  # noqa: E402
 from weightsync.wire.chunk import serialize_chunk  # noqa: E402
 
 INLINE = SendOptions(transports=(Transport.INLINE,))
@@ -258,19 +260,26 @@ def test_nothing_is_left_behind(server: Server) -> None:
     assert wait_until(lambda: len(list(FDS.iterdir())) <= before)
 
 
-def hello(server: Server) -> socket.socket:
+@contextlib.contextmanager
+def hello(server: Server) -> Iterator[tuple[socket.socket, str]]:
     """Connect to a worker's socket with bare hands, and read who we are."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(30)
-    connection.connect(f"\0{server.worker.lending.socket}")
-    assert len(connection.recv(128)) == 33
-    return connection
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(f"\0{server.worker.lending.socket}")
+        yield connection, connection.recv(128).decode().strip()
+
+
+@contextlib.contextmanager
+def channel(server: Server) -> Iterator[WeightSyncStub]:
+    """Connect with bare stubs."""
+    with grpc.insecure_channel(server.address) as opened:
+        yield WeightSyncStub(opened)
 
 
 @pytest.mark.parametrize("said", [b"nobody\n", b"\xff\xfe\n", b"\n", b"x" * 1000])
 def test_nonsense_ends_the_connection(server: Server, said: bytes) -> None:
     """Who asks for no session, or says no line, is cut off; others are served on."""
-    with hello(server) as connection:
+    with hello(server) as (connection, _):
         connection.sendall(said)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
@@ -278,12 +287,26 @@ def test_nonsense_ends_the_connection(server: Server, said: bytes) -> None:
         session.push(tiny(5))
 
 
+def test_who_may_not_write_gets_no_arena(server: Server) -> None:
+    """To know a session's id is not enough: the connection must be named by one who may write."""
+    with Fleet([server.address]) as fleet:
+        session = fleet.update(version="v1", options=SHARED)
+        with hello(server) as (connection, _):
+            connection.sendall(f"{session.ticket.session_ids[0]}\n".encode())
+            with contextlib.suppress(ConnectionResetError):
+                assert socket.recv_fds(connection, 1, 1)[:2] == (b"", [])
+        session.abort()
+
+
 def test_an_arena_can_not_be_taken_away(server: Server) -> None:
     """A client that truncates the memory it was handed is refused: the worker can't be killed."""
     with Fleet([server.address]) as fleet:
         session = fleet.update(version="v1", options=SHARED)
-        with hello(server) as connection:
-            connection.sendall(f"{session.ticket.session_ids[0]}\n".encode())
+        with hello(server) as (connection, name), channel(server) as stub:
+            session_id = session.ticket.session_ids[0]
+            request = pb.ListPlacementsRequest(session_id=session_id, shared_memory_id=name)
+            assert list(stub.ListPlacements(request))
+            connection.sendall(f"{session_id}\n".encode())
             _, (fd,), _, _ = socket.recv_fds(connection, 1, 1)
             for size in (0, 1 << 30):
                 with pytest.raises(PermissionError):
@@ -296,8 +319,9 @@ def test_an_arena_can_not_be_taken_away(server: Server) -> None:
 
 def test_idle_clients_are_bounded(server: Server) -> None:
     """Beyond the limit a connection is ended at once; those who go make room."""
-    waiting = [hello(server) for _ in range(MAX_CLIENTS)]
-    try:
+    with contextlib.ExitStack() as waiting:
+        for _ in range(MAX_CLIENTS):
+            waiting.enter_context(hello(server))
         with socket.socket(socket.AF_UNIX) as one_more:
             one_more.settimeout(30)
             one_more.connect(f"\0{server.worker.lending.socket}")
@@ -306,9 +330,6 @@ def test_idle_clients_are_bounded(server: Server) -> None:
         with Fleet([server.address]) as fleet, fleet.update(version="v1") as session:
             assert transport(fleet, session.ticket.session_ids[0]) is Transport.INLINE
             session.push(tiny(5))
-    finally:
-        for connection in waiting:
-            connection.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -37,7 +37,7 @@ class Pair:
 
     def __init__(self, trace: Trace) -> None:
         self.models = make_pair(0)
-        self.server = weightsync.serve(*self.models, trace=trace)
+        self.server = weightsync.serve(*self.models, trace=trace, shared_memory=False)
         self.worker = Worker(self.server.address)
 
     def held(self) -> tuple[str, str]:

@@ -45,8 +45,14 @@ READ = (
     "ReadWeights",
     "WatchWorker",
 )
-WRITE = ("StartWeightUpdate", "UpdateWeights", "PrepareWeightUpdate", "FinishWeightUpdate",
-         "AbortWeightUpdate")  # fmt: skip
+WRITE = (
+    "StartWeightUpdate",
+    "ListPlacements",
+    "UpdateWeights",
+    "PrepareWeightUpdate",
+    "FinishWeightUpdate",
+    "AbortWeightUpdate",
+)
 
 
 class House:

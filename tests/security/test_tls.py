@@ -270,7 +270,7 @@ def test_who_listens_in_learns_nothing(
     new = tiny_pair(seed=1)
     found = []
     for options in (authority.server(), {}):
-        server = start(tokens=tokens.path, **options)
+        server = start(tokens=tokens.path, shared_memory=False, **options)
         with Ear(server.address, tmp_path) as ear:
             given = credentials if options else Credentials(token=secret)
             push_model(ear.address, *new, version="v1", credentials=given)

@@ -52,14 +52,14 @@ class Handover:
 
     def __init__(
         self,
-        lend: Callable[[str], AbstractContextManager[Arena]],
+        lend: Callable[[str, str], AbstractContextManager[Arena]],
         gone: Callable[[str], None] = lambda _client: None,
     ) -> None:
         """Do not listen yet.
 
         Args:
-            lend: Holds the arena of a session, by its id, within a block; or raises a
-                `WeightSyncError`.
+            lend: Holds the arena of a session, by its id, for a client, by its name, within a
+                block; or raises a `WeightSyncError`.
             gone: Called with the name of a client whose connection has ended.
         """
         self.name = ""
@@ -148,7 +148,7 @@ class Handover:
 
     def _hand_over(self, connection: socket.socket, client: _Client, session_id: str) -> None:
         try:
-            with self._lend(session_id) as arena:
+            with self._lend(session_id, client.name) as arena:
                 arena.holders.add(client.name)
                 self._tell(connection, b"\0", arena.fd)
         except WeightSyncError as error:

@@ -68,6 +68,10 @@ def serve(
     reflection: Annotated[
         bool | None, typer.Option(help="Describe the services to grpcurl and the like.")
     ] = None,
+    shared_memory: Annotated[
+        bool | None,
+        typer.Option(help="Let clients of this user on this host write into the arena."),
+    ] = None,
     stop_grace: Annotated[
         float | None, typer.Option(help="Seconds that open sessions get when it is stopped.")
     ] = None,
@@ -111,6 +115,7 @@ def serve(
         "health_host": health_host,
         "health_port": health_port,
         "reflection": reflection,
+        "shared_memory": shared_memory,
         "stop_grace": stop_grace,
         "log_format": log_format,
         "log_level": log_level,

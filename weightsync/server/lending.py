@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from weightsync.arena.arena import Arena, Arenas
 from weightsync.arena.handover import Handover
-from weightsync.core.errors import UnsupportedError
+from weightsync.core.errors import PermissionDeniedError, UnsupportedError
 from weightsync.core.types import Transport, UpdateMode, UpdateRequest
 from weightsync.server.books import Books
 
@@ -62,12 +62,18 @@ class Lending:
         )
 
     @contextmanager
-    def _lent(self, session_id: str) -> Iterator[Arena]:
+    def _lent(self, session_id: str, client: str) -> Iterator[Arena]:
         # With the lock held no session can end, and no arena be closed.
         with self._books.lock:
             update = self._books.update(session_id)
             if update.session.transport is not Transport.SHARED_MEMORY or update.arena is None:
                 raise not_shared(session_id)
+            if client not in update.borrowers:
+                raise PermissionDeniedError(
+                    f"nobody who may write session {session_id} asked for its arena on this"
+                    " connection: call ListPlacements first",
+                    scope="write",
+                )
             yield update.arena
 
     def _gone(self, client: str) -> None:

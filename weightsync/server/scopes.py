@@ -29,6 +29,7 @@ SCOPES: Mapping[str, frozenset[AccessScope]] = {
     "ReadWeights": _READ,
     "WatchWorker": _READ,
     "StartWeightUpdate": _WRITE,
+    "ListPlacements": _WRITE,
     "UpdateWeights": _WRITE,
     "PrepareWeightUpdate": _WRITE,
     "FinishWeightUpdate": _WRITE,

@@ -69,10 +69,11 @@ class WeightSyncService:
         )
 
     def list_placements(
-        self, request: pb.ListPlacementsRequest, _call: grpc.ServicerContext
+        self, request: pb.ListPlacementsRequest, call: grpc.ServicerContext
     ) -> Iterator[pb.ListPlacementsResponse]:
         """Tell where tensors lie in a shared arena, in batches."""
-        placements = self._worker.placements(request.session_id)
+        self._check_writer(call, request.session_id)
+        placements = self._worker.placements(request.session_id, request.shared_memory_id)
         for batch in _batches(map(answers.placement_to_proto, placements)):
             yield pb.ListPlacementsResponse(tensors=batch)
 

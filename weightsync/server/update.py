@@ -27,6 +27,7 @@ class Update:
         staging: What has arrived.
         commit: Its two phases.
         arena: Where its bytes lie; None for IN_PLACE.
+        borrowers: Clients that may have the arena.
         phase: Held while it is prepared, committed or aborted.
         started: When it was opened, on the performance counter.
         touched: True once a byte may have reached a live weight (IN_PLACE).
@@ -39,6 +40,7 @@ class Update:
     staging: Staging
     commit: Commit
     arena: Arena | None = None
+    borrowers: set[str] = field(default_factory=set)
     phase: threading.Lock = field(default_factory=threading.Lock)
     started: float = field(default_factory=time.perf_counter)
     touched: bool = False

@@ -278,8 +278,8 @@ class Worker:
                 page.append(tensor)
         return page, None
 
-    def placements(self, session_id: str) -> Iterator[TensorPlacement]:
-        """Yield where the tensors of a session lie in its arena.
+    def placements(self, session_id: str, client: str) -> Iterator[TensorPlacement]:
+        """Yield where the tensors of a session lie in its arena, which a client may have then.
 
         Raises:
             UnknownSessionError, SessionStateError, SessionExpiredError: there is no open session.
@@ -289,6 +289,8 @@ class Worker:
         update = self._books.update(session_id)
         if update.session.transport is not Transport.SHARED_MEMORY:
             raise not_shared(session_id)
+        with self._books.lock:
+            update.borrowers.add(client)
         with self.reader.admission:
             yield from update.staging.placements()
 

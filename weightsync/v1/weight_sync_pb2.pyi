@@ -495,14 +495,18 @@ class ListPlacementsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session."""
+    shared_memory_id: builtins.str
+    """The connection that is going to ask for the arena."""
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
+        shared_memory_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id", "shared_memory_id", b"shared_memory_id"]) -> None: ...
 
 global___ListPlacementsRequest = ListPlacementsRequest
 

@@ -89,9 +89,10 @@ class WeightSyncStub:
     """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
 
     The arena comes from the unix socket that Capabilities names. Connect, read one line: the
-    connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
-    with the arena's file descriptor beside it, or the end of the connection. Keep the connection
-    open as long as the arena is mapped.
+    connection's shared_memory_id. Call this for a session, which lets the connection have the
+    arena. Write the session's id and a line feed; the answer is one byte with the arena's file
+    descriptor beside it, or the end of the connection. Keep the connection open as long as the
+    arena is mapped.
 
     - NOT_FOUND / UNKNOWN_SESSION: no such session.
     - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
@@ -247,9 +248,10 @@ class WeightSyncAsyncStub:
     """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
 
     The arena comes from the unix socket that Capabilities names. Connect, read one line: the
-    connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
-    with the arena's file descriptor beside it, or the end of the connection. Keep the connection
-    open as long as the arena is mapped.
+    connection's shared_memory_id. Call this for a session, which lets the connection have the
+    arena. Write the session's id and a line feed; the answer is one byte with the arena's file
+    descriptor beside it, or the end of the connection. Keep the connection open as long as the
+    arena is mapped.
 
     - NOT_FOUND / UNKNOWN_SESSION: no such session.
     - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
@@ -415,9 +417,10 @@ class WeightSyncServicer(metaclass=abc.ABCMeta):
         """Where the tensors of a session with TRANSPORT_SHARED_MEMORY lie in its arena, in batches.
 
         The arena comes from the unix socket that Capabilities names. Connect, read one line: the
-        connection's shared_memory_id. Write a session's id and a line feed; the answer is one byte
-        with the arena's file descriptor beside it, or the end of the connection. Keep the connection
-        open as long as the arena is mapped.
+        connection's shared_memory_id. Call this for a session, which lets the connection have the
+        arena. Write the session's id and a line feed; the answer is one byte with the arena's file
+        descriptor beside it, or the end of the connection. Keep the connection open as long as the
+        arena is mapped.
 
         - NOT_FOUND / UNKNOWN_SESSION: no such session.
         - FAILED_PRECONDITION / SESSION_STATE, SESSION_EXPIRED: the session has ended.
