@@ -13,7 +13,8 @@ from weightsync_client import Fleet, Session, verify
 
 from tests.vllm.drafts import PAIRS, Made
 from tests.vllm.engine import address_of, running, worker_of
-from tests.vllm.test_drafts import BOTH, observed, push_both
+from tests.vllm.proof import see
+from tests.vllm.test_drafts import BOTH, push_both
 from weightsync.core.errors import (
     EngineUnavailableError,
     QuarantinedError,
@@ -69,7 +70,7 @@ def test_a_sleep_is_seen_by_trainers(llm: LLM, fleet: Fleet, pair: Made, level: 
 
     On the CPU vLLM frees nothing at any level, so nothing is reported as lost.
     """
-    before = observed(llm)
+    before = see(llm)
     worker = fleet.workers[0]
     llm.sleep(level)
     assert states(fleet) == {TargetState.ASLEEP}
@@ -83,13 +84,13 @@ def test_a_sleep_is_seen_by_trainers(llm: LLM, fleet: Fleet, pair: Made, level: 
     assert states(fleet) == {TargetState.READY}
     assert worker.serving()
     assert {status.weight_version for status in statuses(fleet)} == {"first"}
-    assert observed(llm) == before
+    assert see(llm) == before
     push_both(llm, pair, "first")
 
 
 def test_an_open_session_ends_when_vllm_sleeps(llm: LLM, fleet: Fleet, pair: Made) -> None:
     """The trainer learns the cause at its next call, and the old tokens are served."""
-    before = observed(llm)
+    before = see(llm)
     session = part(fleet, pair)
     llm.sleep(1)
     llm.wake_up()
@@ -100,7 +101,7 @@ def test_an_open_session_ends_when_vllm_sleeps(llm: LLM, fleet: Fleet, pair: Mad
     )
     with pytest.raises(SessionStateError, match="the engine went to sleep"):
         session.finish()
-    assert observed(llm) == before
+    assert see(llm) == before
 
 
 def test_the_service_puts_nothing_to_sleep(llm: LLM, fleet: Fleet) -> None:
@@ -134,7 +135,7 @@ def test_lost_weights_are_told_and_sent_anew(
         config = worker_of(llm).vllm_config.model_config
         monkeypatch.setattr(config, "enable_sleep_mode", True)
         push_both(llm, old, "old")
-        observed(llm)
+        see(llm)
         llm.sleep(2)
         assert {status.weight_version for status in statuses(fleet)} == {""}
         llm.wake_up(["weights"])
@@ -148,9 +149,9 @@ def test_lost_weights_are_told_and_sent_anew(
         assert states(fleet) == {TargetState.READY}
         llm.wake_up(["kv_cache"])
         assert not llm.llm_engine.is_sleeping()
-        after = observed(llm)
+        after = see(llm)
     with running(new.verifier, **new.options) as llm:
-        assert observed(llm) == after
+        assert see(llm) == after
 
 
 def drop_weights(worker: Any, level: int = 1) -> None:
