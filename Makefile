@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+SECONDS ?= 120
 
 BIN := .venv/bin
 PROTOS_BIN := .venv-protos/bin
@@ -17,7 +18,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check bench demo build audit sbom ci clean
+.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check soak bench demo demo-vllm build audit sbom ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +90,9 @@ test-lowest: .venv-lowest/.stamp ## Test pure parts and stubs on the oldest depe
 test-vllm: .venv-vllm/.stamp ## Test the service inside a real vLLM on the CPU
 	$(VLLM_BIN)/python -m pytest tests/vllm -W default --disable-warnings --timeout=600 $(PYTEST_ARGS)
 
+soak: .venv/.stamp ## Update workers while processes are killed and connections break: SECONDS=120
+	$(BIN)/weightsync soak --seconds $(SECONDS)
+
 bench: .venv/.stamp ## Run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only --timeout=900 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
@@ -121,6 +125,9 @@ proto-check: .venv-protos/.stamp ## Fail if the committed stubs are not those of
 
 demo: .venv/.stamp ## Train a pair of models and push them into a worker that generates
 	$(BIN)/weightsync demo
+
+demo-vllm: .venv-vllm/.stamp ## The same with a real vLLM, whose metrics tell how much of the draft is accepted
+	$(VLLM_BIN)/weightsync demo-vllm
 
 build: .venv/.stamp ## Build the sdist and the wheel into dist/
 	rm -rf dist

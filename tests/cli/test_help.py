@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import ENVIRONMENT, run
 
-COMMANDS = ("serve", "push", "status", "tensors", "verify", "sharing", "demo")
+COMMANDS = ("serve", "push", "status", "tensors", "verify", "sharing", "soak", "demo", "demo-vllm")
 SUBCOMMANDS = ("token new", "token revoke")
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.faults.trio import Trio
 from weightsync.testing.faults.processes import WorkerProcess
 from weightsync.testing.faults.scene import Scene
 
@@ -34,3 +36,10 @@ def scene(scenes: dict[str, Scene], request: pytest.FixtureRequest) -> Scene:
     """One of them: the faults come over both kinds of address in turn."""
     turn = zlib.crc32(request.node.name.encode()) % len(scenes)
     return list(scenes.values())[turn]
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """Three workers that hold the same; each test leaves them so."""
+    with ExitStack() as stack:
+        yield Trio(tmp_path_factory.mktemp("fleet"), stack)

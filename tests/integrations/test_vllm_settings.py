@@ -33,6 +33,8 @@ def test_each_rank_has_an_address_of_its_own() -> None:
         "unix:///run/rank0.sock",
         "unix:///run/rank7.sock",
     ]
+    settings = WorkerSettings.read({"weightsync": {"address": "0.0.0.0:5005{rank}"}})
+    assert settings.config_of(1).address == "0.0.0.0:50051"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_another_version_than_that_of_the_commit_is_not_taken(
     assert "'step-9'" in caplog.text
 
 
+def test_weights_that_are_lost_have_no_version() -> None:
+    """Until vLLM says what it has loaded itself, or the next commit."""
+    made, held = core(), HeldVersion("abc")
+    held.write("step-1")
+    held.write("")
+    assert made._weight_version == ""
+    made._weight_version = "from disk"
+    assert made._weight_version == "from disk"
+    held.write("step-2")
+    assert made._weight_version == "step-2"
+
+
 @pytest.mark.parametrize("backend", [None, "nccl"])
 def test_engines_with_another_backend_are_left_alone(backend: str | None) -> None:
     """They tell what they were told."""

@@ -56,3 +56,17 @@ def test_identity(shape: Index) -> None:
     """The identity maps every element to itself."""
     placement = Placement.identity("parameter", shape)
     assert all(mapped(placement, index) == index for index in indices(Region.whole(shape)))
+
+
+@given(placements(), st.data())
+def test_one_after_the_other(first: Placement, data: st.DataObject) -> None:
+    """Two placements make one that maps each element as they do in turn."""
+    box = data.draw(regions_of(first.dest.sizes)).shift(first.dest.offsets)
+    if box.numel:
+        axes = tuple(data.draw(st.permutations(range(box.ndim))))
+        dest = Region((0,) * box.ndim, tuple(box.sizes[a] for a in axes))
+        second = Placement(box, "other", dest, axes)
+        both = second.after(first)
+        assert both.dest == dest
+        for index in indices(both.source):
+            assert mapped(both, index) == mapped(second, mapped(first, index))

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import LLM
-from weightsync_client import Fleet, FleetReport, verify
+from weightsync_client import Fleet, verify
 
 from tests.vllm import checkpoints
 from tests.vllm.engine import generate, running
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.types import Target
+from weightsync.integrations.vllm.clients import LLMClient
 
 SHORT = 5  # ranks that share a core take their time
 
@@ -71,23 +72,32 @@ def test_two_ranks_switch_together(llama: Path, new: checkpoints.Tensors, tmp_pa
             fleet.workers[0].finish(session.ticket.session_ids[0])
         session.abort()
 
-        llm.collective_rpc("fail_next_packing", args=(1,))
-        with pytest.raises(RuntimeError, match="no memory"):
-            commit(llm, fleet, new, "new")
-        assert versions(fleet) == ["", ""]
-        assert generate(llm, num_tokens=SHORT) == before
+        with Fleet.from_vllm(LLMClient(llm)) as together:
+            refused: Any
+            for refused in ([{}], [{}, {"path": "x"}], {"session_id": "none"}):
+                with pytest.raises(RuntimeError, match=r"for 1 ranks|path|none"):
+                    llm.update_weights({"update_info": refused})
+            with pytest.raises(RuntimeError, match="no draft model"):
+                llm.start_draft_weight_update()
 
-        assert commit(llm, fleet, new, "new").committed
-        assert versions(fleet) == ["new", "new"]
-        after = generate(llm, num_tokens=SHORT)
-        assert verify(fleet, new).equal
-        commit(llm, fleet, old, "old")
-        assert generate(llm, num_tokens=SHORT) == before
+            llm.collective_rpc("fail_next_packing", args=(1,))
+            with pytest.raises(RuntimeError, match="no memory"):
+                push(together, new)
+            assert versions(fleet) == ["", ""]
+            assert generate(llm, num_tokens=SHORT) == before
+
+            push(together, new)
+            assert versions(fleet) == ["new", "new"]
+            assert llm.get_weight_version() == "new"
+            after = generate(llm, num_tokens=SHORT)
+            assert verify(fleet, new).equal
+            push(together, old)
+            assert generate(llm, num_tokens=SHORT) == before
     assert after == fresh_tokens(tmp_path / "new", new) != before
 
 
 def push(fleet: Fleet, tensors: checkpoints.Tensors) -> None:
-    """Commit all tensors, as a trainer does with one rank."""
+    """Commit all tensors."""
     with fleet.update(version="new") as session:
         session.push(tensors)
         session.finish()
@@ -110,19 +120,6 @@ def disturbing(fleet: Fleet, tensors: checkpoints.Tensors) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def commit(llm: LLM, fleet: Fleet, tensors: checkpoints.Tensors, version: str) -> FleetReport:
-    """Send tensors to all ranks, and let vLLM commit them."""
-
-    def call(session_ids: Sequence[str]) -> None:
-        llm.start_weight_update()
-        llm.update_weights({"update_info": [{"session_id": one} for one in session_ids]})
-        llm.finish_weight_update(version)
-
-    with fleet.update(version=version) as session:
-        session.push(tensors)
-        return session.finish(call)
 
 
 def versions(fleet: Fleet) -> list[str]:

@@ -5,21 +5,19 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
-from weightsync_client import Fleet
+from weightsync_client import Fleet, VllmServer, push_model
 
 from tests.vllm.checkpoints import VOCAB
 from tests.vllm.drafts import PAIRS, Made
 from tests.vllm.engine import PROMPTS, generate, running
-from weightsync.core.types import Target
 
 SHORT = 8
 
@@ -32,7 +30,7 @@ def add_tokenizer(folder: Path) -> None:
 
 
 @contextmanager
-def serving(made: Made, directory: Path) -> Iterator[str]:
+def serving(made: Made) -> Iterator[str]:
     """Run vLLM's server as a user does, and return its address."""
     add_tokenizer(made.verifier)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -46,7 +44,6 @@ def serving(made: Made, directory: Path) -> Iterator[str]:
     env = os.environ | {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "WEIGHTSYNC_VLLM_DIRECTORY": str(directory),
     }
     process = subprocess.Popen(command, env=env)
     try:
@@ -56,63 +53,31 @@ def serving(made: Made, directory: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def ask(url: str, body: dict[str, Any] | None = None) -> Any:
-    """Send a request and return the answer."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data, headers, method="POST")  # noqa: S310
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-        text = answer.read()
-        return json.loads(text) if text.strip() else None
-
-
 def tokens(url: str) -> list[list[int]]:
     """Return the greedy tokens that follow the prompts."""
     body = {"model": "m", "prompt": PROMPTS, "max_tokens": SHORT, "temperature": 0}
     body |= {"ignore_eos": True, "return_token_ids": True}
-    return [choice["token_ids"] for choice in ask(f"{url}/v1/completions", body)["choices"]]
+    headers = {"Content-Type": "application/json"}
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", data, headers)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+        return [choice["token_ids"] for choice in json.loads(answer.read())["choices"]]
 
 
 def test_a_server_is_updated_without_code(tmp_path: Path) -> None:
     """A server that was started with one more option takes new weights for both its models."""
     old, new = (PAIRS["eagle"].make(tmp_path / str(seed), seed) for seed in (1, 2))
-    with (
-        serving(old, tmp_path / "ranks") as url,
-        Fleet.from_vllm(tmp_path / "ranks", timeout=400) as fleet,
-    ):
-        wait_for(url)
-
-        def commit(session_ids: Sequence[str]) -> None:
-            ask(f"{url}/pause?mode=keep")
-            ask(f"{url}/start_weight_update")
-            infos = [{"session_id": one} for one in session_ids]
-            ask(f"{url}/update_weights", {"update_info": infos})
-            ask(f"{url}/finish_weight_update", {"weight_version": "new"})
-            ask(f"{url}/resume")
-
+    with serving(old) as url, Fleet.from_vllm(url, timeout=400) as fleet:
         before = tokens(url)
-        with fleet.update(version="new", target=(Target.VERIFIER, Target.DRAFT)) as session:
-            session.push(new.verifier_tensors, target=Target.VERIFIER)
-            session.push(new.draft_tensors, target=Target.DRAFT)
-            session.finish(commit)
+        assert push_model(fleet, new.verifier_tensors, version="new").committed
+        assert push_model(fleet, None, new.draft_tensors, version="draft").committed
+        assert VllmServer(url).weight_version() == "new"
         after = tokens(url)
+
+        both = push_model(fleet, old.verifier_tensors, old.draft_tensors, version="old")
+        assert both.committed
+        assert VllmServer(url).weight_version() == "old"
+        assert tokens(url) == before
 
     with running(new.verifier, **new.options) as llm:
         assert generate(llm, num_tokens=SHORT) == after != before
-
-
-def wait_for(url: str) -> None:
-    """Return when the server answers; its workers have told where they are before."""
-    end = time.monotonic() + 240
-    while not answers(url):
-        assert time.monotonic() < end, "the server does not answer"
-        time.sleep(0.1)  # there is nothing to wait on in another program
-
-
-def answers(url: str) -> bool:
-    """Tell whether the server is up."""
-    try:
-        urllib.request.urlopen(f"{url}/health", timeout=60).close()  # noqa: S310
-    except OSError:
-        return False
-    return True

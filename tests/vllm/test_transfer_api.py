@@ -38,6 +38,34 @@ def test_vllm_commits_what_was_sent(llama: Path, new: checkpoints.Tensors, tmp_p
         assert generate(llm) == seen
 
 
+def test_the_version_of_vllm_is_that_of_the_verifier(llama: Path, new: checkpoints.Tensors) -> None:
+    """Also after a commit that vLLM did not make, and whatever it is told."""
+    with running(llama) as llm, Fleet([address_of(llm)]) as fleet:
+        assert llm.get_weight_version() == "default"
+        with fleet.update(version="ours") as session:
+            session.push(new)
+        assert llm.get_weight_version() == "ours"
+        llm.update_weight_version("theirs")
+        assert llm.get_weight_version() == "ours"
+        with fleet.update(version="next") as session:
+            session.push(new)
+            session.finish(lambda ids: update(llm, *ids, version="another"))
+        assert llm.get_weight_version() == "next"
+
+
+def test_calls_out_of_order_leave_no_trace(llama: Path, new: checkpoints.Tensors) -> None:
+    """A caller that vanished in the middle of an update does not keep the next one out."""
+    with running(llama) as llm, Fleet([address_of(llm)]) as fleet:
+        llm.finish_weight_update()
+        llm.start_weight_update()
+        llm.start_weight_update()
+        with fleet.update(version="new") as session:
+            session.push(new)
+            session.finish(lambda ids: update(llm, *ids))
+        llm.shutdown_weight_transfer_engine()
+        assert fleet.workers[0].info().targets[0].weight_version == "new"
+
+
 def test_errors_come_back_and_the_engine_lives(llama: Path, new: checkpoints.Tensors) -> None:
     """Commits of nothing, of an unknown and of an unfinished session fail with the reason."""
     with running(llama) as llm, Fleet([address_of(llm)]) as fleet:

@@ -265,6 +265,28 @@ def test_memory_is_not_freed_under_a_reader(worker: Worker, engine: SelfSleeper)
     engine.rise()
 
 
+def test_a_session_that_starts_while_the_engine_falls_asleep(
+    worker: Worker, engine: SelfSleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is aborted like others, and holds neither generation nor readers behind that."""
+    pause = engine.gate.pause
+    with ThreadPoolExecutor(1) as pool:
+        naps: list[Future[None]] = []
+
+        def pausing(owner: str, timeout: float) -> None:
+            if not naps:
+                naps.append(pool.submit(engine.nap, KEEP))
+            pause(owner, timeout)
+
+        monkeypatch.setattr(engine.gate, "pause", pausing)
+        session = worker.start(request(mode=UpdateMode.IN_PLACE))
+        naps[0].result()
+    assert worker.update(session.session_id).state is SessionState.ABORTED
+    engine.rise()
+    engine.models[0](TOKENS)
+    assert list(worker.reader.digests([VERIFIER], []))
+
+
 def test_a_start_that_gets_no_step_boundary_leaves_nothing(engine: SelfSleeper) -> None:
     """An IN_PLACE session that could not be opened holds up neither readers nor a sleep."""
     worker = Worker(engine, limits=Limits(gate_timeout=0.01))

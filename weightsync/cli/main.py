@@ -8,10 +8,12 @@ import typer
 
 from weightsync import __version__
 from weightsync.cli.demo.command import demo
+from weightsync.cli.demo.vllm.command import demo_vllm
 from weightsync.cli.group import Commands
 from weightsync.cli.push import push
 from weightsync.cli.serve import serve
 from weightsync.cli.sharing import sharing
+from weightsync.cli.soak import soak
 from weightsync.cli.status import status
 from weightsync.cli.tensors import tensors
 from weightsync.cli.token import token
@@ -47,6 +49,6 @@ def weightsync(
     """Put new weights into running inference workers, verifier and draft together."""
 
 
-for command in (serve, push, status, tensors, verify, sharing, demo):
-    app.command(no_args_is_help=command not in (demo, serve))(command)
+for command in (serve, push, status, tensors, verify, sharing, demo, demo_vllm, soak):
+    app.command(no_args_is_help=command not in (demo, demo_vllm, serve, soak))(command)
 app.add_typer(token, name="token")

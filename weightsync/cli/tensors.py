@@ -17,7 +17,7 @@ from weightsync.cli.output import print_json, print_table, size
 if TYPE_CHECKING:
     from weightsync.core.views import TensorInfo
 
-COLUMNS = ("worker", "target", "name", "dtype", "shape", "size", "written", "shared")
+COLUMNS = ("worker", "target", "name", "dtype", "shape", "size", "written", "reloaded", "shared")
 
 
 @with_credentials
@@ -33,7 +33,8 @@ def tensors(
 ) -> None:
     """List the tensors of a worker: name, type, shape, whether a push has written it, ties.
 
-    Tensors with the same mark in the last column are one storage.
+    From reloaded ones the engine loads its layers again, since it computes with them. Tensors with
+    the same mark in the last column are one storage.
 
     For example:
 
@@ -70,6 +71,7 @@ def _as_row(address: str, info: TensorInfo) -> tuple[object, ...]:
         list(info.shape),
         size(held_bytes(info)),
         "yes" if info.written else "no",
+        "yes" if info.reloaded else "no",
         info.share_group or "-",
     )
 

@@ -92,6 +92,15 @@ class Placement:
                 sizes[a] = box.sizes[d]
         return Region(tuple(offsets), tuple(sizes))
 
+    def after(self, first: Placement) -> Placement:
+        """Return the placement of both, one after the other.
+
+        Args:
+            first: Fills the tensor that this placement copies from, at least where it does.
+        """
+        axes = tuple(None if a is None else first.axes[a] for a in self.axes)
+        return Placement(first.to_source(self.source), self.parameter, self.dest, axes)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:

@@ -271,21 +271,35 @@ class EngineContract:
         wake_up()
 
     def test_deep_sleep_keeps_buffers(self, engine: Engine) -> None:
-        """Level 2: after the parameters were written again, the output is the old one."""
+        """Level 2: after the parameters were written again, all outputs are the old ones."""
         sleep, wake_up = _sleeper(engine)
-        target = next(iter(engine.targets))
-        model = engine.targets[target]
-        before = self.forward(engine, target)
+        before = {target: self.forward(engine, target) for target in engine.targets}
         parameters = {
-            name: tensor.detach().clone()
-            for name, tensor in model.tensors().items()
-            if isinstance(tensor, torch.nn.Parameter)
+            target: {
+                name: tensor.detach().clone()
+                for name, tensor in model.tensors().items()
+                if isinstance(tensor, torch.nn.Parameter)
+            }
+            for target, model in engine.targets.items()
         }
         sleep(2)
         wake_up()
         with engine.gate.exclusive(TIMEOUT):
-            _write(model.tensors(), parameters)
-            engine.committed(_all_of(engine, target))
+            for target, model in engine.targets.items():
+                _write(model.tensors(), parameters[target])
+            engine.committed(_all_of(engine, *engine.targets))
+        for target, output in before.items():
+            assert torch.equal(_bits(output), _bits(self.forward(engine, target)))
+
+    def test_an_unknown_tag_wakes_nothing(self, engine: Engine) -> None:
+        """It is refused, and a wake of all works afterwards."""
+        sleep, wake_up = _sleeper(engine)
+        target = next(iter(engine.targets))
+        before = self.forward(engine, target)
+        sleep(1)
+        with pytest.raises(UnsupportedError, match="nonsense"):
+            wake_up(["nonsense"])
+        wake_up()
         assert torch.equal(_bits(before), _bits(self.forward(engine, target)))
 
     def test_an_unknown_sleep_level_is_refused(self, engine: Engine) -> None:
@@ -328,7 +342,7 @@ def _write(live: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor])
         live[name].detach().copy_(value)
 
 
-def _sleeper(engine: Engine) -> tuple[Callable[[int], None], Callable[[], None]]:
+def _sleeper(engine: Engine) -> tuple[Callable[[int], None], Callable[..., None]]:
     sleep, wake_up = getattr(engine, "sleep", None), getattr(engine, "wake_up", None)
     if sleep is None or wake_up is None:
         pytest.skip("the engine can't sleep")

@@ -164,11 +164,13 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         return True
 
     def _tell_version(self, step: str, facts: dict[str, object]) -> None:
-        verifier = str(Target.VERIFIER)
-        if step != "commit.completed" or self.parallel_config.rank != 0:
+        if self.parallel_config.rank != 0:
             return
-        if verifier in cast("list[str]", facts["targets"]):
-            self._held.write(str(facts["weight_version"]))
+        if step == "commit.completed":
+            if str(Target.VERIFIER) in cast("list[str]", facts["targets"]):
+                self._held.write(str(facts["weight_version"]))
+        elif step == "quarantine" and facts["target"] is Target.VERIFIER:
+            self._held.write("")
 
     def _holder(self) -> str:
         target = Target.VERIFIER if self.model is self._default_model else Target.DRAFT

@@ -21,7 +21,10 @@ def take_calls(worker: Any, commit: Callable[[object], None]) -> None:  # noqa: 
         worker: vLLM's; its methods are replaced on this object.
         commit: Takes what `update_weights` was given; if it raises, it raises on all ranks.
     """
-    last = worker.rank + 1 == worker.parallel_config.world_size
+    config = worker.parallel_config
+    # With `external_launcher` each rank has a vLLM of its own, which reads that rank's answer only.
+    alone = config.distributed_executor_backend == "external_launcher"
+    tells = alone or worker.rank + 1 == config.world_size
 
     def replace(name: str, around: Callable[..., None]) -> None:
         inner = getattr(worker, name)
@@ -30,7 +33,7 @@ def take_calls(worker: Any, commit: Callable[[object], None]) -> None:  # noqa: 
             try:
                 around(inner, *args, **kwargs)
             except Exception:
-                if last:
+                if tells:
                     raise
 
         setattr(worker, name, told_once)

@@ -23,7 +23,10 @@ class HeldVersion:
         self._version: str | None = None
 
     def write(self, version: str) -> None:
-        """Tell what was committed; a reader never sees a part of it."""
+        """Tell what was committed, or by nothing that this is not known.
+
+        A reader never sees a part of it.
+        """
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         unfinished = self._path.with_suffix(f".{os.getpid()}.new")
         unfinished.write_text(version)
@@ -64,11 +67,13 @@ class _FollowedVersion:
         if core is None:
             return self
         held = self._held(core)
-        return (held.read() if held else None) or core.__dict__[_ATTRIBUTE]
+        now = held.read() if held else None
+        return core.__dict__[_ATTRIBUTE] if now is None else now
 
     def __set__(self, core: Any, version: str) -> None:  # noqa: ANN401
         held = self._held(core)
-        if held and (now := held.read()) and now != version:
+        now = held.read() if held else None
+        if now and now != version:
             _log.warning(
                 "vLLM was told that its weights are %r, but the verifier holds %r, as its session"
                 " was asked for, and this is told further on",
@@ -76,6 +81,8 @@ class _FollowedVersion:
                 now,
             )
             return
+        if held and now == "":
+            held.remove()  # vLLM has got its weights in another way
         core.__dict__[_ATTRIBUTE] = version
 
     def _held(self, core: Any) -> HeldVersion | None:  # noqa: ANN401

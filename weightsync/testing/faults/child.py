@@ -10,14 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from typing_extensions import Self
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """How long anything may take before a test fails, in seconds."""
+
+_SHOWN = 4000
 
 
 class BrokenPromiseError(AssertionError):
@@ -46,11 +49,13 @@ class Child:
 
     def __init__(self, module: str, *args: str) -> None:
         """Start `python -m MODULE ARGS`."""
-        # What it holds is asked for, so its errors may go where the parent's own go.
+        # Shown when it fails its parent: what it logs of faults that are meant is no news.
+        self._errors = TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the child
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
@@ -68,11 +73,25 @@ class Child:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._next(kinds) is not None, PATIENCE)
             index = self._next(kinds)
-            promise(
-                index is not None,
-                f"the process {'ended' if self._ended else 'was silent'} instead of {kinds}",
-            )
-            return self._told.pop(index or 0)
+            if index is None:
+                why = "ended" if self._ended else "was silent"
+                raise BrokenPromiseError(f"a process {why} instead of {kinds}: {self.errors()}")
+            return self._told.pop(index)
+
+    def heard(self, kind: str) -> bool:
+        """Tell whether it has told something of a kind that nobody has taken yet."""
+        with self._changed:
+            return self._next((kind,)) is not None
+
+    def forget(self) -> None:
+        """Take what it has told and nobody wanted to know."""
+        with self._changed:
+            self._told.clear()
+
+    def errors(self) -> str:
+        """Return the end of what it wrote to its standard error."""
+        self._errors.seek(0)
+        return self._errors.read()[-_SHOWN:]
 
     def ask(self, do: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever it is asked for
         """Give a command and wait until it is done."""
@@ -103,14 +122,18 @@ class Child:
         self._process.kill()
         self._process.wait(PATIENCE)
 
+    def close(self) -> None:
+        """End it, and what belongs to it here. Idempotent."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                pipe.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.close()
 
     def _next(self, kinds: tuple[str, ...]) -> int | None:
         return next((i for i, (kind, _) in enumerate(self._told) if kind in kinds), None)

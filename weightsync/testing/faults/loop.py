@@ -40,7 +40,7 @@ class Loop:
         return taken
 
     def _run(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.02):
             for name, model in self._models.items():
                 self._call(name, model)
             with self._lock:

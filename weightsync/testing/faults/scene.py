@@ -28,6 +28,7 @@ class Verdict(enum.Enum):
     OLD = "old"
     NEW = "new"
     QUARANTINED = "quarantined"
+    RESTARTED = "restarted"
 
 
 @functools.lru_cache(64)
@@ -59,6 +60,7 @@ class Scene:
         self.worker = worker
         self._asking = Worker(worker.address)
         self.old: Versions = (0, 0)
+        self.check(self.old)
         self.push_new()
         # What one session of each kind leaves open for good is no leak of a later one.
         self._holdings = until(self._settled, "the worker settles")

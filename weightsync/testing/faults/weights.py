@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +25,11 @@ def verifier_weights(seed: int) -> Weights:
 def draft_weights(seed: int) -> Weights:
     """Return a version of what only the draft holds."""
     return _weights(OWN, seed + 1_000_000)
+
+
+def nbytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the bytes of parameters of some shapes."""
+    return sum(4 * math.prod(shape) for shape in shapes.values())
 
 
 def _weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Weights:

@@ -135,8 +135,9 @@ class Story:
             and min(together) - low > _MUCH * (before - low),
         )
         yield Claim(
-            f"vLLM holds the trainer's weights, bit for bit: {self.compared} tensors compared",
-            self.verified is not None and self.compared > 0 and not self.verified.differences,
+            "vLLM holds the trainer's weights, bit for bit: "
+            + ", ".join(self.differences or [f"{self.compared} tensors compared"]),
+            self.compared > 0 and not self.differences,
         )
         yield Claim(
             f"a fresh vLLM, started from a checkpoint of {fresh.loaded}, says the same tokens, "
@@ -151,10 +152,15 @@ class Story:
             "scenes": [scene.as_json() for scene in self.scenes],
             "claims": [{"text": claim.text, "holds": claim.holds} for claim in self.claims()],
             "compared": self.compared,
-            "differences": self.verified.differences if self.verified else (),
+            "differences": self.differences,
         }
 
     @property
     def compared(self) -> int:
         """Number of tensors that were compared with the trainer's."""
         return self.verified.compared if self.verified else 0
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Names of those that differ."""
+        return self.verified.differences if self.verified else ()

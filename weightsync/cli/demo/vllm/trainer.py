@@ -26,6 +26,7 @@ def run(connection: Connection, plan: StoryPlan) -> None:
     story = Trainer(connection, plan)
     with tempfile.TemporaryDirectory() as folder:
         story.train(plan.first_steps, BOTH, plain)
+        story.train(plan.draft_steps, (Target.DRAFT,), plain)
         story.save(Path(folder) / "first")
         with Fleet.from_vllm(connection.recv().address, timeout=plan.patience) as fleet:
             connection.recv()
@@ -35,6 +36,7 @@ def run(connection: Connection, plan: StoryPlan) -> None:
             story.push(fleet, (Target.DRAFT,))
             for _ in range(plan.rounds):
                 story.train(plan.round_steps, BOTH, plain)
+                story.train(plan.round_steps, (Target.DRAFT,), plain)
                 story.push(fleet, BOTH)
             story.compare(fleet)
         story.save(Path(folder) / "last")

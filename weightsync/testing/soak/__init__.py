@@ -1,0 +1,1 @@
+"""Random updates with random faults for a given time, reproducible from a seed."""
