@@ -20,7 +20,6 @@ def register() -> None:
     """Make the backend known, note workers, let engines follow the weights. Idempotent."""
     from vllm.distributed.weight_transfer.factory import (  # noqa: PLC0415 - only in vLLM
         WeightTransferEngineFactory,
-        WeightTransferTrainerFactory,
     )
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
@@ -32,9 +31,7 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(
         BACKEND, "weightsync.integrations.vllm.backend", "WeightSyncBackend"
     )
-    WeightTransferTrainerFactory.register_engine(
-        BACKEND, "weightsync.integrations.vllm.trainer", "WeightSyncTrainer"
-    )
+    register_trainer()
     watch_weights(Scheduler, BACKEND)
     follow_commits(EngineCore, BACKEND)
     made = WorkerBase.__init__
@@ -46,6 +43,18 @@ def register() -> None:
 
     WorkerBase.__init__ = noted
     WorkerBase.weightsync_rank = _rank_of
+
+
+def register_trainer() -> None:
+    """Make the trainer's end known. Idempotent."""
+    from vllm.distributed.weight_transfer.factory import (  # noqa: PLC0415 - only with vLLM
+        WeightTransferTrainerFactory,
+    )
+
+    if BACKEND not in WeightTransferTrainerFactory._registry:  # noqa: SLF001 - as above
+        WeightTransferTrainerFactory.register_engine(
+            BACKEND, "weightsync.integrations.vllm.trainer", "WeightSyncTrainer"
+        )
 
 
 def _rank_of(worker: Any) -> dict[str, object] | None:  # noqa: ANN401 - see `_workers`

@@ -21,7 +21,7 @@ from weightsync_client.vllm import commit_in_order, draft_calls
 
 from weightsync.core.errors import InvalidRequestError
 from weightsync.core.types import Target
-from weightsync.integrations.vllm.plugin import BACKEND
+from weightsync.integrations.vllm.plugin import BACKEND, register_trainer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -190,3 +190,7 @@ def _find(info: TrainerInfo, client: VLLMWeightSyncClient) -> Fleet:
     elif not isinstance(where, str | Path):
         return Fleet(where, credentials=info.credentials)
     return Fleet.from_vllm(where, info.timeout, api_key=info.api_key, credentials=info.credentials)
+
+
+# In a trainer's process there is no engine that would load vLLM's plugins.
+register_trainer()
