@@ -8,16 +8,20 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
 
+from weightsync.apply.bits import bits
+from weightsync.apply.gather import as_source
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.regions import Region
 from weightsync.engines.vllm.checkpoint import TensorForm
 from weightsync.engines.vllm.derived import Derived
-from weightsync.engines.vllm.expected import expected
+from weightsync.engines.vllm.expected import expected, form_of
 from weightsync.engines.vllm.record import Group, record
+from weightsync.engines.vllm.reloads import reloads
 from weightsync.engines.vllm.shadow import Shadows
 from weightsync.engines.vllm.slots import Slot, named_slots
 from weightsync.layout.plan import Placement
 
+CONTIGUOUS = torch.contiguous_format
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 FORMS = {
@@ -28,12 +32,11 @@ FORMS = {
 
 
 class Fused(nn.Module):
-    """A model that loads two tensors into one parameter, and derives something from it."""
+    """A model that loads two tensors into one parameter."""
 
     def __init__(self) -> None:
         super().__init__()
         self.qk = nn.Parameter(torch.arange(12.0).view(6, 2), requires_grad=False)
-        self.total = self.qk.sum()
         record_metadata_for_reloading(self)
 
     def load_weights(self, weights: Weights) -> None:
@@ -42,11 +45,23 @@ class Fused(nn.Module):
         for name, tensor in weights:
             if name in places:
                 self.load_one(self.qk.data[places[name]], tensor)
-        self.total = self.qk.sum()
 
     def load_one(self, place: torch.Tensor, tensor: torch.Tensor) -> None:
         """Load one tensor."""
         place.copy_(tensor)
+
+
+class Summing(Fused):
+    """A model that keeps something that it computes, in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.qk.sum()
+
+    def load_weights(self, weights: Weights) -> None:
+        """Load a checkpoint."""
+        super().load_weights(weights)
+        self.total = self.qk.sum()
 
 
 def test_what_is_copied_where_is_found_out() -> None:
@@ -63,7 +78,7 @@ def test_what_is_copied_where_is_found_out() -> None:
 
 def test_the_model_stays_as_it_is() -> None:
     """Parameters, their values, and what was derived from them are the same objects as before."""
-    model = Fused()
+    model = Summing()
     before = (model.qk, model.qk.data_ptr(), model.total)
     record(model, FORMS)
     assert model.qk is before[0]
@@ -96,6 +111,41 @@ def test_what_is_no_copy_of_a_box_is_loaded_by_the_model(
     assert model.qk.tolist() == torch.arange(12.0).view(6, 2).tolist()
 
 
+@pytest.mark.parametrize(
+    "load_one",
+    [
+        lambda place, tensor: place.copy_(tensor.t().contiguous().t()),
+        lambda place, tensor: place.t().copy_(tensor.t().contiguous()),
+        lambda place, tensor: place[1:].copy_(tensor.t().clone(memory_format=CONTIGUOUS).t()[:-1]),
+    ],
+    ids=["transposed and back", "transposed", "a part"],
+)
+def test_a_clone_is_followed(monkeypatch: pytest.MonkeyPatch, load_one: Any) -> None:
+    """What is copied by way of a clone is placed where the loader puts it."""
+    model = Fused()
+    monkeypatch.setattr(model, "load_one", load_one)
+    found = record(model, FORMS)
+    tensors = {"q": torch.rand(4, 2), "k": torch.rand(2, 2)}
+    placed = torch.zeros(6, 2)
+    for name, tensor in tensors.items():
+        for placement in found.placements[name]:
+            as_source(placed, placement).copy_(bits(tensor[placement.source.slices]))
+    model.qk.zero_()
+    model.load_weights(tensors.items())
+    assert placed.tolist() == model.qk.tolist()
+
+
+@pytest.mark.parametrize(("dtype", "is_computed"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_what_is_rounded_on_the_way_is_computed(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_computed: bool
+) -> None:
+    """Unless it is rounded to the type of the parameter, where it would be rounded anyhow."""
+    model = Fused()
+    monkeypatch.setattr(model, "load_one", lambda place, t: place.copy_(t.to(dtype).clone()))
+    forms = {name: TensorForm(torch.float64, form.shape) for name, form in FORMS.items()}
+    assert bool(record(model, forms).groups) is is_computed
+
+
 def test_a_parameter_that_is_replaced_is_loaded_by_the_model() -> None:
     """A loader may put another parameter in the place of one, which no copy tells of."""
 
@@ -106,6 +156,47 @@ def test_a_parameter_that_is_replaced_is_loaded_by_the_model() -> None:
 
     model = Replacing()
     assert record(model, FORMS).groups == [Group((model,), ("q", "k"))]
+
+
+def test_what_a_loader_keeps_in_an_attribute_is_computed() -> None:
+    """The tensors that it is computed from are loaded by the model."""
+    model = Summing()
+    assert record(model, FORMS).groups == [Group((model,), ("q", "k"))]
+
+
+def test_what_is_sent_is_loaded_into_what_is_there() -> None:
+    """Parameters and plain attributes get other values where they lie, and nothing else does."""
+    model = Summing()
+    values = torch.arange(12.0).view(6, 2)
+    checkpoint: Any = Values(q=values[:4], k=values[4:])
+    shadows = Shadows()
+    (reload,) = reloads(model, record(model, FORMS).groups, checkpoint, shadows)
+    before = (model.qk, model.qk.data_ptr(), model.total, model.total.data_ptr())
+    assert not shadows.modules
+
+    derived = Derived(shadows)
+    derived.add_reloads([reload])
+    reload.sent["k"].tensor.fill_(100)
+    derived.rebuild([reload.sent["k"]])
+    assert model.qk.tolist() == [*values[:4].tolist(), [100, 100], [100, 100]]
+    assert model.total.item() == values[:4].sum() + 400
+    assert (model.qk, model.qk.data_ptr(), model.total, model.total.data_ptr()) == before
+
+
+def test_what_can_not_be_loaded_alone_is_refused() -> None:
+    """A model that wants more tensors than those of the layer is named, and the tensors."""
+
+    class Wanting(Summing):
+        def load_weights(self, weights: Weights) -> None:
+            named = dict(weights)
+            if "unused" not in named:
+                raise KeyError("unused")
+            super().load_weights(named.items())
+
+    model = Wanting()
+    checkpoint: Any = Values(q=torch.zeros(4, 2), k=torch.zeros(2, 2))
+    with pytest.raises(UnsupportedError, match=r"Wanting computes with q, k .* alone"):
+        reloads(model, record(model, FORMS).groups, checkpoint, Shadows())
 
 
 def test_a_loader_that_looks_at_values_is_followed_nowhere(
@@ -169,6 +260,10 @@ class Values:
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self._tensors = tensors
+
+    def form(self, name: str) -> TensorForm:
+        """Return type and shape of a tensor."""
+        return form_of(self._tensors[name])
 
     def read(self, name: str, region: Region) -> torch.Tensor:
         """Return a region of a tensor."""

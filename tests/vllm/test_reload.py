@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import LLM
 from weightsync_client import Fleet, verify
 
 from tests.vllm import checkpoints, computing
-from tests.vllm.engine import address_of, generate, running, worker_of
+from tests.vllm.engine import address_of, generate, push, running, worker_of
 from weightsync.core.errors import CommitRolledBackError
 from weightsync.core.types import Scope, Target
 
@@ -142,13 +140,6 @@ def test_a_load_that_fails_leaves_the_old_tokens(
         assert generate(llm) == before
         push(llm, new, "new")
         assert generate(llm) != before
-
-
-def push(llm: LLM, tensors: Mapping[str, torch.Tensor], version: str, **options: Any) -> None:
-    """Send tensors to the worker of this process, and commit them."""
-    with Fleet([address_of(llm)]) as fleet, fleet.update(version=version, **options) as session:
-        session.push(tensors)
-        session.finish()
 
 
 def reloaded(llm: LLM) -> set[str]:

@@ -86,7 +86,12 @@ class Checkpoint:
 
     def forms(self) -> dict[str, TensorForm]:
         """Return the form of each tensor, by name. Reads no values."""
-        return {name: file.form(own) for name, (file, own) in self._files.items()}
+        return {name: self.form(name) for name in self._files}
+
+    def form(self, name: str) -> TensorForm:
+        """Return the form of one tensor."""
+        file, own = self._files[name]
+        return file.form(own)
 
     def read(self, name: str, region: Region) -> torch.Tensor:
         """Return a region of a tensor, of the checkpoint's type."""
@@ -132,9 +137,9 @@ def _paths(
             source.fall_back_to_pt,
             source.allow_patterns_overrides,
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise UnsupportedError(
-            f"{source.model_or_path!r} has no files to learn the tensors of the checkpoint from "
+            f"{source.model_or_path!r} lacks the files to learn the tensors of the checkpoint from "
             f"({error}); put its safetensors files there: with dummy weights only their headers "
             "are read"
         ) from error
@@ -157,15 +162,19 @@ class _Safetensors:
 
     def __init__(self, path: str, stack: ExitStack) -> None:
         self._handle: Any = stack.enter_context(safe_open(path, "pt"))
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def names(self) -> Iterator[str]:
         yield from self._handle.keys()
 
     def form(self, name: str) -> TensorForm:
-        shape = tuple(self._handle.get_slice(name).get_shape())
-        # The type of an empty part, so that no values are read.
-        part = self.read(name, Region((0,) * len(shape), (0,) * len(shape)))
-        return TensorForm(part.dtype, shape)
+        part = self._handle.get_slice(name)
+        shape, dtype = tuple(part.get_shape()), part.get_dtype()
+        if dtype not in self._dtypes:
+            # That of an empty part, so that no values are read.
+            empty = self.read(name, Region((0,) * len(shape), (0,) * len(shape)))
+            self._dtypes[dtype] = empty.dtype
+        return TensorForm(self._dtypes[dtype], shape)
 
     def read(self, name: str, region: Region) -> torch.Tensor:
         if not region.sizes:

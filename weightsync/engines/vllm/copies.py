@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from weightsync.layout.plan import Placement
 _aten = torch.ops.aten
 # What a loader puts into padding.
 _CONSTANT = (_aten.fill_.Scalar, _aten.zero_.default)
+_CLONE = (_aten.clone.default, _aten._to_copy.default)  # noqa: SLF001 - it is called so
 
 
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -36,7 +39,7 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parameters: dict[int, tuple[str, Form]] = {}
         for name, tensor in parameters.items():
             self._parameters.setdefault(_storage(tensor), (name, _form_of(tensor)))
-        self._sources: dict[int, tuple[str, Form]] = {}
+        self._sources: dict[int, _Source] = {}
         # By storage, the names of all that its elements come from.
         self._origins: dict[int, frozenset[str]] = {}
         # A storage that is freed meanwhile would lend its address to another.
@@ -45,7 +48,7 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def source(self, name: str, form: TensorForm) -> torch.Tensor:
         """Return a tensor that stands for one of the checkpoint."""
         tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
-        self._sources[_storage(tensor)] = (name, Form.contiguous(form.shape))
+        self._sources[_storage(tensor)] = _Source(name, Form.contiguous(form.shape))
         self._origins[_storage(tensor)] = frozenset([name])
         self._alive.append(tensor)
         self.found[name] = []
@@ -67,6 +70,13 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         kwargs = kwargs or {}
         targets = list(written(func, args, kwargs))
+        if not targets and func not in _CLONE:
+            made = func(*args, **kwargs)
+            if isinstance(made, torch.Tensor) and self._knows(made):
+                # A view, as most operations of loaders make. There are millions of them.
+                return made
+            self._derive(self._origins_of((args, kwargs)), (), made)
+            return made
         origins = self._origins_of((args, kwargs))
         parameters = [t for t in targets if _storage(t) in self._parameters]
         for parameter in parameters:
@@ -77,29 +87,47 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._compute(name, origins)
         if parameters:
             return args[0]
-        if func is _aten._to_copy.default and origins:  # noqa: SLF001 - it is called so
+        if origins and func is _aten._to_copy.default:  # noqa: SLF001 - it is called so
+            # What has no memory can't be brought to a device that has.
             kwargs = kwargs | {"device": None}
         made = func(*args, **kwargs)
-        if origins:
-            self._derive(origins, targets, made)
+        self._derive(origins, targets, made)
+        if not targets and origins:
+            self._follow(args[0], made)
         return made
 
     def _note(self, source: torch.Tensor, dest: torch.Tensor, parameter: str, form: Form) -> None:
         origins = self._origins_of(source)
         if not origins:
             return  # a constant
-        name, source_form = self._sources.get(_storage(source), ("", form))
-        if not name or source.shape != dest.shape:
+        start = self._sources.get(_storage(source))
+        exact = start is not None and start.dtype in {None, dest.dtype}
+        if start is None or not exact or source.shape != dest.shape:
             self._compute(parameter, origins)
             return
         self._feed(parameter, origins)
         try:
-            found = place(_view(source), source_form, _view(dest), form, parameter)
+            found = start.place(source, _view(dest), form, parameter)
         except NotABoxError:
             self.computed.add(parameter)
             return
-        if found is not None and found not in self.found[name]:
-            self.found[name].append(found)
+        if found is not None and found not in self.found[start.name]:
+            self.found[start.name].append(found)
+
+    def _follow(self, source: torch.Tensor, clone: torch.Tensor) -> None:
+        """Take a clone for what it is a clone of."""
+        start = self._sources.get(_storage(source))
+        if start is None:
+            return
+        dtype = clone.dtype if clone.dtype is not source.dtype else start.dtype
+        if start.dtype not in {None, dtype}:
+            return  # rounded twice
+        form = _form_of(clone)
+        try:
+            through = start.place(source, _view(clone), form, "")
+        except NotABoxError:
+            return
+        self._sources[_storage(clone)] = _Source(start.name, form, dtype, through)
 
     def _compute(self, parameter: str, origins: frozenset[str]) -> None:
         self.computed.add(parameter)
@@ -108,7 +136,11 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _feed(self, parameter: str, origins: frozenset[str]) -> None:
         self.fed.setdefault(parameter, set()).update(origins)
 
-    def _derive(self, origins: frozenset[str], targets: list[torch.Tensor], made: object) -> None:
+    def _derive(
+        self, origins: frozenset[str], targets: Iterable[torch.Tensor], made: object
+    ) -> None:
+        if not origins:
+            return
         for tensor in targets:
             # It is the checkpoint's no more.
             self._sources.pop(_storage(tensor), None)
@@ -116,6 +148,10 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = _storage(tensor)
             self._origins[storage] = self._origins.get(storage, frozenset()) | origins
             self._alive.append(tensor)
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        storage = _storage(tensor)
+        return storage in self._origins or storage in self._parameters
 
     def _origins_of(self, values: object) -> frozenset[str]:
         found: set[str] = set()
@@ -125,6 +161,30 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage in self._parameters:
                 found |= self.fed.get(self._parameters[storage][0], set())
         return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a storage has of a tensor of the checkpoint.
+
+    Attributes:
+        name: Of the tensor.
+        form: Of the whole that lies in the storage.
+        dtype: What the elements were rounded to; None: they are the checkpoint's.
+        through: Where the elements come from, unless the storage is the tensor itself.
+    """
+
+    name: str
+    form: Form
+    dtype: torch.dtype | None = None
+    through: Placement | None = None
+
+    def place(
+        self, source: torch.Tensor, dest: View, dest_form: Form, parameter: str
+    ) -> Placement | None:
+        """Return the placement that copies a view of the storage; see `boxes.place`."""
+        found = place(_view(source), self.form, dest, dest_form, parameter)
+        return found if found is None or self.through is None else found.after(self.through)
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -154,10 +214,14 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:  # noqa: ANN401
     """Yield the arguments of an operation that it writes."""
-    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - no other way to it
-        if argument.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from _tensors(given)
+    for position, name in _writes(func):
+        yield from _tensors(args[position] if position < len(args) else kwargs.get(name))
+
+
+@functools.cache
+def _writes(func: Any) -> tuple[tuple[int, str], ...]:  # noqa: ANN401
+    arguments = enumerate(func._schema.arguments)  # noqa: SLF001 - there is no other way to it
+    return tuple((i, argument.name) for i, argument in arguments if argument.is_write)
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:

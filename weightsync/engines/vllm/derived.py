@@ -15,7 +15,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from weightsync.core.errors import UnsupportedError
-from weightsync.engines.vllm.reload import derive, process_again
+from weightsync.engines.vllm.reload import FUSE, derive, process_again
 from weightsync.engines.vllm.reloads import Reload
 from weightsync.engines.vllm.shadow import Shadows
 from weightsync.engines.vllm.slots import Sent, Slot
@@ -77,7 +77,7 @@ class Derived:
                 # The product with the vocabulary uses a packed copy; the table itself is plain.
                 self._feed(module, 0, partial(derive, module))
         inner = getattr(model, "model", model)
-        if hasattr(inner, "_build_fused_kv_buffers"):
+        if hasattr(inner, FUSE):
             fused = _Rebuild(2, partial(self._fuse, inner))
             for module in names.keys() - self._seen:
                 self._feed_rebuild(module, fused)

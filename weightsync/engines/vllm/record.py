@@ -19,7 +19,13 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from weightsync.core.errors import UnsupportedError
 from weightsync.engines.vllm.checkpoint import TensorForm
 from weightsync.engines.vllm.copies import Copies
-from weightsync.engines.vllm.reload import kept_attributes, late_dtype, loading_form
+from weightsync.engines.vllm.reload import (
+    FUSE,
+    kept_attributes,
+    late_dtype,
+    loading_form,
+    plain_tensors,
+)
 from weightsync.layout.plan import Placement
 
 _log = logging.getLogger(__name__)
@@ -82,15 +88,23 @@ def record(model: Any, tensors: Mapping[str, TensorForm]) -> Record:  # noqa: AN
             except Exception as error:  # noqa: BLE001 - whatever a model's code may raise
                 _log.warning("%s looks at values while it loads: %s", type(model).__name__, error)
                 return Record({}, {}, [Group(tuple(modules), tuple(tensors))])
-        for name in parameters:
-            owner, _, leaf = name.rpartition(".")
-            copies.replaced(name, getattr(owners[owner], leaf))
+        for name, module in owners.items():
+            for leaf, tensor in _tensors(module).items():
+                copies.replaced(f"{name}.{leaf}" if name else leaf, tensor)
         groups = _groups(copies, {n: owners[n.rpartition(".")[0]] for n in copies.fed})
         apart = {name for group in groups for name in group.tensors}
         placements = {name: p for name, p in copies.found.items() if name not in apart}
         used = {p.parameter for places in placements.values() for p in places}
         forms = {n: _form(owners, n, t) for n, t in parameters.items() if n in used}
         return Record(placements, forms, groups)
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a module holds after loading, its plain attributes included."""
+    held = {**module._parameters, **module._buffers}  # noqa: SLF001 - its own ones only
+    if not hasattr(module, FUSE):
+        held |= plain_tensors(module)
+    return {leaf: tensor for leaf, tensor in held.items() if tensor is not None}
 
 
 def _groups(copies: Copies, owners: Mapping[str, nn.Module]) -> list[Group]:

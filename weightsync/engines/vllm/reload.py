@@ -29,6 +29,9 @@ from weightsync.engines.vllm.slots import Slot
 LATE_TENSORS = ("bias",)
 """Tensors that vLLM never brings back to the form of the checkpoint."""
 
+FUSE = "_build_fused_kv_buffers"
+"""The method with which a draft fuses projections of its layers; what it makes is derived apart."""
+
 
 @contextmanager
 def loading_form(modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -59,15 +62,17 @@ def _one_in_loading_form(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Bring back the tensors that loaders derive and keep as plain attributes."""
-    kept = [
-        (module, {n: value for n, value in vars(module).items() if isinstance(value, torch.Tensor)})
-        for module in modules
-    ]
+    kept = [(module, plain_tensors(module)) for module in modules]
     try:
         yield
     finally:
         for module, values in kept:
             vars(module).update(values)
+
+
+def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors that a module keeps as plain attributes."""
+    return {n: value for n, value in vars(module).items() if isinstance(value, torch.Tensor)}
 
 
 def process_again(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
@@ -106,21 +111,28 @@ def load_again(
         weights: Of the checkpoint, by name. The loader may change them.
 
     Returns:
-        The tensors that were written, as they are before anything is derived from them.
+        The tensors that were written, as they are before vLLM derives anything from them; plain
+        attributes of the modules included.
     """
     with torch.no_grad(), kept_attributes(model.modules()), loading_form(modules):
-        empty = {
-            Slot(module, leaf): tensor
-            for module in modules
-            for leaf, tensor in _with_memory(module).items()
-        }
+        for module in modules:
+            _give_memory(module)
+        empty = _held(modules)
         with Writes() as writes, disable_mtp_completeness_check():
             model.load_weights(iter(weights))
         return {
-            slot: slot.tensor.data
-            for slot, tensor in empty.items()
-            if slot.tensor is not tensor or writes.reached(slot.tensor)
+            slot: tensor.data
+            for slot, tensor in _held(modules).items()
+            if empty.get(slot) is not tensor or writes.reached(tensor)
         }
+
+
+def _held(modules: Iterable[nn.Module]) -> dict[Slot, torch.Tensor]:
+    return {
+        Slot(module, leaf): tensor
+        for module in modules
+        for leaf, tensor in (get_layer_tensors(module) | plain_tensors(module)).items()
+    }
 
 
 def made_up_again(module: nn.Module, leaf: str) -> torch.Tensor:
@@ -136,7 +148,7 @@ def made_up_again(module: nn.Module, leaf: str) -> torch.Tensor:
         return made.data
 
 
-def _with_memory(module: nn.Module) -> dict[str, torch.Tensor]:
+def _give_memory(module: nn.Module) -> None:
     """Give a module in loading form memory, filled with what it held or with zeros."""
     info = get_layerwise_info(module)
     held = info.kernel_tensors[0] | info.kernel_tensors[1]
@@ -148,8 +160,6 @@ def _with_memory(module: nn.Module) -> dict[str, torch.Tensor]:
             tensor.data.copy_(held[leaf])
         else:
             tensor.data.zero_()
-    tensors: dict[str, torch.Tensor] = get_layer_tensors(module)
-    return tensors
 
 
 def _late_copy(module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.Tensor:

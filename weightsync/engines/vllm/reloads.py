@@ -14,7 +14,7 @@ from torch import nn
 
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.regions import Region
-from weightsync.engines.vllm.checkpoint import Checkpoint, TensorForm
+from weightsync.engines.vllm.checkpoint import Checkpoint
 from weightsync.engines.vllm.expected import Expected, MadeUp, Whole, form_of
 from weightsync.engines.vllm.record import Group
 from weightsync.engines.vllm.reload import load_again
@@ -95,16 +95,16 @@ def reloads(
     Raises:
         UnsupportedError: a group can't be loaded alone.
     """
-    forms = checkpoint.forms()
     found = []
     for group in groups:
-        sent = {name: Sent(_value(checkpoint, name, forms[name])) for name in group.tensors}
+        sent = {name: Sent(_value(checkpoint, name)) for name in group.tensors}
         found.append(Reload(model, group, sent, shadows))
         found[-1].find(made_up=not checkpoint.loaded)
     return found
 
 
-def _value(checkpoint: Checkpoint, name: str, form: TensorForm) -> torch.Tensor:
+def _value(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    form = checkpoint.form(name)
     if not checkpoint.loaded:
         return torch.zeros(form.shape, dtype=form.dtype)
     return checkpoint.read(name, Region.whole(form.shape)).clone()

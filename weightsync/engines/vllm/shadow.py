@@ -54,5 +54,5 @@ class Shadows:
         packed = {slot.module for slot, value in fresh.items() if not value.held_by(slot.tensor)}
         for slot, value in fresh.items():
             self._known.add(slot)
-            if slot.module in packed:
+            if slot.module in packed and slot.is_registered:
                 self._shadows.setdefault(slot.module, {})[slot.leaf] = value.copy()

@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A parameter or buffer of a module; the same for all names and models that lead to it."""
+    """A parameter, buffer or other tensor of a module, whatever name or model leads to it."""
 
     module: nn.Module
     leaf: str
@@ -21,6 +21,11 @@ class Slot:
         """What hangs there now."""
         found: torch.Tensor = getattr(self.module, self.leaf)
         return found
+
+    @property
+    def is_registered(self) -> bool:
+        """Tell whether it is a parameter or a buffer, and no plain attribute."""
+        return self.leaf in self.module._parameters or self.leaf in self.module._buffers  # noqa: SLF001
 
 
 @dataclass(frozen=True, eq=False, slots=True)
