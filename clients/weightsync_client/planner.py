@@ -71,6 +71,9 @@ class Needs:
     def boxes(self, key: TensorKey, region: Region) -> tuple[Region, ...]:
         """Return the disjoint boxes of a region that the worker needs."""
         info = self.tensors[key]
+        if self._missing is None and info.regions == (region,):
+            # Nearly always; a model may have many thousand small tensors.
+            return info.regions if region.numel else ()
         wanted = [common for box in info.regions if (common := box.intersect(region))]
         if self._missing is not None and not info.composite:
             missing = self._missing.get(self.owner(key), ())

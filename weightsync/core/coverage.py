@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -44,11 +45,17 @@ class Coverage:
 
     def overlaps(self, region: Region) -> list[Region]:
         """Return the part of a region that is covered, as disjoint boxes."""
-        return list(_boxes(_common(self._bands, box))) if (box := _of(region)) else []
+        box = _of(region)
+        if box is None or self._bands is None:
+            return []
+        return [region] if box is self._bands else list(_boxes(_common(self._bands, box)))
 
     def missing(self, region: Region) -> list[Region]:
         """Return the part of a region that is not covered, as disjoint boxes."""
-        return list(_boxes(_holes(self._bands, box))) if (box := _of(region)) else []
+        box = _of(region)
+        if box is None or box is self._bands:
+            return []
+        return [region] if self._bands is None else list(_boxes(_holes(self._bands, box)))
 
     def covers(self, region: Region) -> bool:
         """Tell whether every element of a region is covered."""
@@ -56,7 +63,8 @@ class Coverage:
 
     def add(self, region: Region) -> None:
         """Cover a region; what is covered already is counted once."""
-        if box := _of(region):
+        box = _of(region)
+        if box is not None and box is not self._bands:
             self._bands = _union(self._bands, box)
 
 
@@ -82,6 +90,8 @@ _start: Callable[[_Span], int] = attrgetter("start")
 _end: Callable[[_Span], int] = attrgetter("end")
 
 
+# A model has many tensors of few forms: whole ones then have one and the same set.
+@lru_cache(maxsize=4096)
 def _of(region: Region) -> _Bands | None:
     """Return the set of a region: one span per dimension, one in the other."""
     if not region.numel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 
 import torch
 
@@ -55,7 +56,9 @@ class TorchArray:
     def read(self, box: Region) -> memoryview:
         """Return the row-major bytes of a box; without a copy where it lies in one piece."""
         part = self._tensor if box.sizes == self.shape else self._tensor[box.slices]
-        return _memory(part.to("cpu").contiguous())
+        if not (part.is_cpu and part.is_contiguous()):
+            part = part.to("cpu").contiguous()
+        return _memory(part)
 
     def cast(self, dtype: DType) -> Array:
         """Return the tensor converted as the worker converts it."""
@@ -86,6 +89,11 @@ def to_torch(dtype: DType) -> torch.dtype:
     return found
 
 
+@lru_cache(maxsize=None)
+def _from_torch(dtype: torch.dtype) -> DType:
+    return DType[str(dtype).removeprefix("torch.").upper()]
+
+
 def from_torch(dtype: torch.dtype, name: str) -> DType:
     """Return the wire's type.
 
@@ -93,7 +101,7 @@ def from_torch(dtype: torch.dtype, name: str) -> DType:
         UnsupportedError: the wire does not have it; `name` is told.
     """
     try:
-        return DType[str(dtype).removeprefix("torch.").upper()]
+        return _from_torch(dtype)
     except KeyError:
         raise UnsupportedError(
             f"tensor {name!r} has the element type {dtype}, which the wire does not have",
