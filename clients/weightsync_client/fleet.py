@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -183,7 +183,7 @@ class Fleet:
             check_finite=check_finite,
             holder=holder or f"{socket.gethostname()}:{os.getpid()}",
         )
-        with self.trace.span("start", **facts(request)):
+        with self._begun(request), self.trace.span("start", **facts(request)):
             return self._open(request, names=names, rows=rows, options=options, progress=progress)
 
     def _open(
@@ -245,15 +245,26 @@ class Fleet:
                 f"{len(self.workers)}",
                 subjects=["ticket"],
             )
-        return self._session(
-            ticket,
-            joined=True,
-            missing_only=missing_only,
-            names=names,
-            rows=rows,
-            options=options,
-            progress=progress,
-        )
+        with self._begun(ticket.request):
+            return self._session(
+                ticket,
+                joined=True,
+                missing_only=missing_only,
+                names=names,
+                rows=rows,
+                options=options,
+                progress=progress,
+            )
+
+    @contextlib.contextmanager
+    def _begun(self, request: UpdateRequest) -> Iterator[None]:
+        """Tell of a session that is opened or joined within; its end is told by itself."""
+        self.trace.told("session.started", **facts(request))
+        try:
+            yield
+        except BaseException as error:
+            self.trace.told("session.ended", outcome="refused", reason=str(error), **facts(request))
+            raise
 
     def _session(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from weightsync.core.errors import WeightSyncError
@@ -27,8 +28,10 @@ def concurrently(function: Callable[[S], T], items: Sequence[S]) -> list[T | Wei
 
     if len(items) == 1:
         return [attempt(items[0])]
+    # What the caller's context says, such as the span that it is in, holds for all of them.
+    contexts = [copy_context() for _ in items]
     with ThreadPoolExecutor(max(1, len(items)), "weightsync") as pool:
-        return list(pool.map(attempt, items))
+        return list(pool.map(lambda own, item: own.run(attempt, item), contexts, items))
 
 
 def first_error(results: Sequence[object]) -> WeightSyncError | None:

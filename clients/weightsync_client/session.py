@@ -12,6 +12,7 @@ from weightsync.core.trace import Trace
 from weightsync.core.types import Target, UpdateRequest
 from weightsync_client.carrier import Carrier
 from weightsync_client.chunker import Chunker, Message
+from weightsync_client.forks import process
 from weightsync_client.member import Member, SendOptions
 from weightsync_client.names import NameMapping
 from weightsync_client.phases import abort_all, concurrently, finish_all, first_error, prepare_all
@@ -167,6 +168,7 @@ class Session:
         Raises:
             WeightSyncError: what a worker refused, or that it can't be reached.
         """
+        process.check()
         with self._trace.span("settle", **facts(self._request)):
             self._router.flush()
             error = first_error(concurrently(Member.settle, self._members))
@@ -190,6 +192,7 @@ class Session:
         """
         if self._report is not None and self._report.committed:
             return self._report
+        process.check()
         failure: Exception | None = None
         if self._ended != "finishing":
             self._check_open()
@@ -217,15 +220,17 @@ class Session:
         # A lost answer may have been a commit all the same: the report has asked.
         error = first_error(errors)
         if error is None or self._report.committed:
-            self._ended = "committed"
+            self._end("committed")
             return self._report
         if all(worker.outcome is Outcome.NOT_COMMITTED for worker in workers):
             # Nobody waits for the second phase of a commit that nobody has made.
-            self._ended = "aborted"
+            self._end("aborted", str(error))
             abort_all(self._members, f"not committed: {error}")
             raise failure or error
         if len(self._members) == 1:
+            self._tell_end("unknown", str(error))
             raise failure or error
+        self._tell_end("mixed", str(error))
         raise FleetError(self._report) from failure or error
 
     def _let_commit(self, commit: Callable[[Sequence[str]], object] | None) -> Exception | None:
@@ -243,9 +248,17 @@ class Session:
 
     def abort(self, cause: str = "") -> None:
         """Drop the session on all workers, which keep what they hold. Idempotent."""
+        process.check()
         if not self._ended:
-            self._ended = "aborted"
+            self._end("aborted", cause)
             abort_all(self._members, cause)
+
+    def _end(self, state: str, reason: str = "") -> None:
+        self._ended = state
+        self._tell_end(state, reason)
+
+    def _tell_end(self, outcome: str, reason: str = "") -> None:
+        self._trace.told("session.ended", outcome=outcome, reason=reason, **facts(self._request))
 
     def __enter__(self) -> Self:
         return self
@@ -256,15 +269,19 @@ class Session:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        if process.is_crippled and kind is not None:
+            return  # The session is the parent's, which goes on with it.
         if kind is not None:
             self.abort(f"{kind.__name__}: {error}"[:200])
         elif not self._ended:
             if self._joined:
                 self.settle()
+                self._tell_end("settled")
             else:
                 self.finish()
 
     def _check_open(self) -> None:
+        process.check()
         if self._ended:
             raise SessionStateError(f"{self!r} takes nothing more", state=self._ended)
 
@@ -303,6 +320,7 @@ class Session:
 def facts(request: UpdateRequest) -> dict[str, object]:
     """Return what every step tells of its session, by the worker's words."""
     return {
+        "request_id": request.request_id,
         "targets": sorted(str(target) for target in request.targets),
         "weight_version": request.weight_version,
         "holder": request.holder,

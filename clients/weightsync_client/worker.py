@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2
 
+from weightsync.core.trace import carried
 from weightsync.core.types import Target, Transport, UpdateRequest
 from weightsync.core.views import (
     CommitReport,
@@ -36,6 +37,7 @@ from weightsync_client.channel import open_channel
 from weightsync_client.control import Control
 from weightsync_client.credentials import Credentials
 from weightsync_client.errors import ConnectionLostError, from_rpc
+from weightsync_client.forks import process
 from weightsync_client.idle import Messages, iterate
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ class Worker:
     """A connection to one worker.
 
     Every call raises `WeightSyncError` classes only: what the worker said, `ConnectionLostError`
-    or `DeadlineError`. Safe to use from several threads.
+    or `DeadlineError`; in a forked child, `UnsupportedError`. Safe to use from several threads.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class Worker:
         self._instance_id = instance_id
         self._commit_timeout = commit_timeout
         self._credentials = credentials
-        self._channel = open_channel(address, credentials)
-        self._stub = WeightSyncStub(self._channel)
+        self._first_channel = open_channel(address, credentials)
+        self._rpcs = WeightSyncStub(self._first_channel)
         self._lanes: list[grpc.Channel] = []
         self._lock = threading.Lock()
         self._arenas: ArenaSocket | None = None
@@ -232,10 +234,12 @@ class Worker:
             response_deserializer=_stream_report,
         )
         # No deadline over all: who sends watches each message.
-        return call.future(messages)
+        return call.future(messages, metadata=carried.get())
 
     def close(self) -> None:
         """Close the connections."""
+        if process.is_crippled:
+            return  # They are the parent's.
         with self._lock:
             for channel in (self._channel, *self._lanes):
                 channel.close()
@@ -250,6 +254,16 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _channel(self) -> grpc.Channel:
+        process.check()
+        return self._first_channel
+
+    @property
+    def _stub(self) -> WeightSyncStub:
+        process.check()
+        return self._rpcs
+
     def _page(
         self, session_id: str, token: str, size: int, wait: float | None
     ) -> pb.GetWeightUpdateResponse:
@@ -259,6 +273,7 @@ class Worker:
 
     def _shared_memory_id(self) -> str:
         """Return what the worker's socket calls this client; empty: it is not on this host."""
+        process.check()  # Who holds the lock may be left behind in the parent.
         with self._lock:
             if self._arenas is not None and not self._arenas.alive:
                 self._arenas.close()
@@ -272,6 +287,7 @@ class Worker:
             return self._arenas.client_id
 
     def _lane(self, lane: int) -> grpc.Channel:
+        process.check()
         with self._lock:
             while lane > len(self._lanes):
                 self._lanes.append(open_channel(self.address, self._credentials))
@@ -297,7 +313,12 @@ class Worker:
         wait: bool = False,
     ) -> T:
         try:
-            return call(request, timeout=timeout or self.timeout, wait_for_ready=wait)
+            return call(
+                request,
+                timeout=timeout or self.timeout,
+                metadata=carried.get(),
+                wait_for_ready=wait,
+            )
         except grpc.RpcError as error:
             raise from_rpc(error, self.address) from None
 

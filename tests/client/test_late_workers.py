@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
 from weightsync_client import (  # noqa: E402
     Fleet,
     FleetError,
@@ -154,7 +155,7 @@ def test_targets_of_two_versions_are_caught_up(site: Site) -> None:
     assert draft.embed.weight.data_ptr() == verifier.embed.weight.data_ptr()
 
 
-def own_part(draft: Tiny) -> dict[str, torch.Tensor]:
+def own_part(draft: Tiny) -> dict[str, Tensor]:
     """Return what a draft does not share with its verifier."""
     shared = ("embed.weight", "head.weight")
     return {name: t for name, t in draft.state_dict().items() if name not in shared}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
-from weightsync_client import push_model
+from weightsync_client import Fleet, push_model
 
 import weightsync
 from tests.docs.pages import blocks, read, run, table
@@ -60,7 +60,7 @@ def test_the_page_lists_every_metric() -> None:
 
 def test_the_line_of_python_serves(tmp_path: Path) -> None:
     """The first example starts a server with metrics."""
-    (block,) = blocks(PAGE, "python")
+    block, _ = blocks(PAGE, "python")
     verifier, draft = tiny_pair()
     names: dict[str, object] = {"model": verifier, "draft": draft}
     text = block.text.replace("127.0.0.1:50051", f"unix://{tmp_path}/w").replace("9400", "0")
@@ -69,6 +69,19 @@ def test_the_line_of_python_serves(tmp_path: Path) -> None:
     assert isinstance(server, Server)
     with server:
         assert server.metrics_address
+
+
+def test_the_lines_that_trace_run() -> None:
+    """The second example makes a worker and a fleet with tracing, which update."""
+    _, block = blocks(PAGE, "python")
+    verifier, draft = tiny_pair()
+    names: dict[str, object] = {"model": verifier, "draft": draft}
+    run(block, PAGE, names)
+    server, fleet = names["server"], names["fleet"]
+    assert isinstance(server, Server)
+    assert isinstance(fleet, Fleet)
+    with server, fleet:
+        assert push_model(fleet, *tiny_pair(seed=1), version="v1").committed
 
 
 @pytest.mark.parametrize("page", ["README.md", PAGE])

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from weightsync_client import Fleet, Worker, push_model
 
 import weightsync
-from weightsync.core.errors import CommitFailedError, WeightSyncError
+from weightsync.core.errors import (
+    CommitFailedError,
+    CommitRolledBackError,
+    IncompleteError,
+    SessionStateError,
+    TargetBusyError,
+    UnknownTensorError,
+)
 from weightsync.core.trace import CLIENT_STEPS, WORKER_STEPS, Hook, Trace
 from weightsync.core.types import Target
 from weightsync.testing.failpoints import FailpointError, raise_error
@@ -27,6 +35,13 @@ def failing_at(event: str, times: int) -> Hook:
     return hook
 
 
+def send(fleet: Fleet, tensor: tuple[str, Any]) -> None:
+    """Update the draft with one tensor."""
+    with fleet.update(version="broken", target=Target.DRAFT) as session:
+        session.push([tensor])
+        session.settle()
+
+
 def test_every_step_is_listed_and_taken() -> None:
     """Sessions that fail in all ways tell of each event of the lists, and of no other."""
     seen: dict[str, set[str]] = {"worker": set(), "client": set()}
@@ -39,26 +54,37 @@ def test_every_step_is_listed_and_taken() -> None:
         Fleet([worker], trace=client_trace) as fleet,
     ):
         push_model(fleet, *weights, version="v1")
-        for trace, event, times in (
-            (worker_trace, "commit.parameter", 1),
-            (worker_trace, "share.checked", 2),
-            (worker_trace, "prepare.started", 1),
-            (worker_trace, "chunk.started", 2),
-            (client_trace, "worker.finish.started", 1),
-            (client_trace, "message", 1),
-        ):
-            remove = trace.add(failing_at(event, times))
-            with pytest.raises((WeightSyncError, FailpointError)) as raised:
-                push_model(fleet, *weights, version="v2")
-            remove()
-            if event == "share.checked":
-                # Taking it back failed as well.
-                assert isinstance(raised.value, CommitFailedError)
-                push_model(fleet, *weights, version="v3")
-        # Nobody has finished this one.
+        remove = worker_trace.add(failing_at("commit.parameter", 1))
+        with pytest.raises(CommitRolledBackError):
+            push_model(fleet, *weights, version="v2")
+        remove()
+        # To take it back fails as well.
+        remove = worker_trace.add(failing_at("share.checked", 2))
+        with pytest.raises(CommitFailedError):
+            push_model(fleet, *weights, version="v3")
+        remove()
+        push_model(fleet, *weights, version="v4")
+        bias = weights[1]["fc.bias"]
+        with pytest.raises(IncompleteError):
+            send(fleet, ("fc.bias", bias))
+
+        def abort(name: str, facts: dict[str, object]) -> None:
+            if name == "chunk.started":
+                server.worker.abort(str(facts["session_id"]))
+
+        remove = worker_trace.add(abort)
+        with pytest.raises(SessionStateError):
+            send(fleet, ("fc.bias", bias))
+        remove()
+        with pytest.raises(UnknownTensorError):
+            send(fleet, ("fc.bais", bias))
+        client_trace.add(failing_at("worker.finish.started", 1))
+        with pytest.raises(FailpointError):
+            push_model(fleet, *weights, version="v5")
+        # Nobody has finished it, and nobody else may come in between.
         (busy,) = {status.session_id for status in worker.info().targets}
-        with pytest.raises(WeightSyncError):
-            fleet.update(version="v4", target=[Target.VERIFIER])
+        with pytest.raises(TargetBusyError):
+            fleet.update(version="v6", target=Target.VERIFIER)
         worker.abort(busy)
     for side, steps in (("worker", WORKER_STEPS), ("client", CLIENT_STEPS)):
         assert seen[side] == {event for step in steps for event in step.events}

@@ -27,6 +27,7 @@ from weightsync.server.control import EngineControlService
 from weightsync.server.handlers import MAX_WAITING_CALLS, Admissions, service_handler
 from weightsync.server.logs import LogFormat, make_logger
 from weightsync.server.service import WeightSyncService
+from weightsync.server.tracing import Tracing
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
 
 SERVICES = (
@@ -58,7 +59,7 @@ def log() -> io.StringIO:
 @pytest.fixture
 def serve(log: io.StringIO) -> Iterator[Serve]:
     """Serve both services with one behavior for all rpcs, and connect to them."""
-    boundary = Boundary(make_logger(LogFormat.JSON, log), Access())
+    boundary = Boundary(make_logger(LogFormat.JSON, log), Access(), Tracing().follow)
     admissions = Admissions(Limits())
     pool = ThreadPoolExecutor(admissions.num_threads)
     server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
@@ -100,14 +101,14 @@ def broken(_request: Any, _call: grpc.ServicerContext) -> Any:
 
 def test_every_rpc_of_the_contract_is_served() -> None:
     """Both services have a method for each rpc of their descriptors."""
-    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access())
+    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access(), Tracing().follow)
     for service, servicer in zip(SERVICES, (WeightSyncService, EngineControlService), strict=True):
         service_handler(service, servicer, boundary, Admissions(Limits()))
 
 
 def test_a_missing_method_stops_the_start() -> None:
     """A service that lacks an rpc of its descriptor can't be registered."""
-    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access())
+    boundary = Boundary(make_logger(LogFormat.JSON, io.StringIO()), Access(), Tracing().follow)
     with pytest.raises(AttributeError, match="get_worker"):
         service_handler(SERVICES[0], object(), boundary, Admissions(Limits()))
 

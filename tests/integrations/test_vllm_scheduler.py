@@ -21,6 +21,7 @@ class Plain:
     def __init__(self, config: Any) -> None:
         self.vllm_config = config
         self.log: list[str] = []
+        self.encoder_cache_manager = SimpleNamespace(cached={"new": {1}}, freed=["old"])
 
     def schedule(self) -> str:
         """Plan a step."""
@@ -35,6 +36,11 @@ class Plain:
             raise RuntimeError("waiting for remote memory")
         return True
 
+    def reset_encoder_cache(self) -> None:
+        """Forget what was encoded."""
+        self.encoder_cache_manager.cached.clear()
+        self.encoder_cache_manager.freed.clear()
+
 
 def config(**other: Any) -> Any:
     """Return what the scheduler knows of its engine."""
@@ -43,6 +49,7 @@ def config(**other: Any) -> Any:
         "broken": False,
         "weight_transfer_config": SimpleNamespace(backend="weightsync"),
         "cache_config": SimpleNamespace(enable_prefix_caching=True),
+        "model_config": SimpleNamespace(is_multimodal_model=False),
         "additional_config": {},
     }
     return SimpleNamespace(**(given | other))
@@ -73,6 +80,18 @@ def test_each_change_resets_the_cache_once() -> None:
     made.schedule()
     expected = ["schedule", "reset", "schedule", "schedule", "reset", "schedule"]
     assert made.log == expected
+
+
+def test_what_old_weights_have_encoded_is_dropped() -> None:
+    """No request finds an old image; workers are told with the next step to drop it, too."""
+    made = scheduler(
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
+        model_config=SimpleNamespace(is_multimodal_model=True),
+    )
+    Epoch("abc").advance()
+    made.schedule()
+    assert not made.encoder_cache_manager.cached
+    assert made.encoder_cache_manager.freed == ["old", "new"]
 
 
 def test_changes_before_the_start_do_not_count() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,13 +55,12 @@ COMPUTING = checkpoints.LLAMA | {"architectures": ["ComputingLlama"]}
 LOOKING = checkpoints.LLAMA | {"architectures": ["LookingLlama"]}
 
 
-def register() -> None:
-    """Make the models known to vLLM, in this process."""
-    for model in (ComputingLlama, LookingLlama):
-        ModelRegistry.register_model(model.__name__, model)
+for _model in (ComputingLlama, LookingLlama):
+    # In each process that imports this.
+    ModelRegistry.register_model(_model.__name__, _model)
 
 
-def shapes(config: dict[str, Any]) -> checkpoints.Shapes:
+def shapes(config: Mapping[str, Any]) -> checkpoints.Shapes:
     """Yield the tensors of their checkpoints."""
     for name, shape in checkpoints.shapes(config):
         if config is COMPUTING and name == JOINED:

@@ -10,6 +10,11 @@ class Faults:
 
     rank: int
 
+    def lose_weights_asleep(self) -> None:
+        """Let a worker say that its sleep frees memory, which on the CPU it does not."""
+        worker: Any = self
+        worker.vllm_config.model_config.enable_sleep_mode = True
+
     def fail_next_packing(self, rank: int) -> None:
         """Let one module of one rank fail to pack its weights, once."""
         if self.rank != rank:

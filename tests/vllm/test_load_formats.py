@@ -13,10 +13,12 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from weightsync_client import Fleet
 
 from tests.vllm import checkpoints, computing
+from tests.vllm.drafts import PAIRS
 from tests.vllm.engine import address_of, generate, push, running
+from tests.vllm.proof import see
 from weightsync.core.errors import UnsupportedError
 from weightsync.core.regions import Region
-from weightsync.core.types import CastPolicy
+from weightsync.core.types import CastPolicy, Target
 from weightsync.engines.vllm.checkpoint import Checkpoint, TensorForm
 
 DUMMIES = {
@@ -37,7 +39,7 @@ def test_made_up_weights_are_replaced_by_a_full_session(
 ) -> None:
     """An engine that has read no weights has those of a fresh one after the first session."""
     config, dtype = DUMMIES[case]
-    tensors = checkpoints.values(shapes(config), 1)
+    tensors = checkpoints.values(computing.shapes(config), 1)
     folder = checkpoints.write(tmp_path / "model", config, tensors)
     with running(folder, dtype=dtype, load_format="dummy") as llm:
         with Fleet([address_of(llm)]) as fleet:
@@ -51,12 +53,20 @@ def test_made_up_weights_are_replaced_by_a_full_session(
         assert generate(llm) == sent != made_up
 
 
-def shapes(config: dict[str, Any]) -> checkpoints.Shapes:
-    """Yield the tensors of a checkpoint."""
-    if config is not computing.COMPUTING:
-        return checkpoints.shapes(config)
-    computing.register()
-    return computing.shapes(config)
+def test_a_made_up_pair_is_replaced_by_a_full_session(tmp_path: Path) -> None:
+    """Verifier and draft are those of a fresh engine after the first session of both."""
+    made = PAIRS["eagle"].make(tmp_path / "made", 1)
+    with running(made.verifier, load_format="dummy", **made.options) as llm:
+        with (
+            Fleet([address_of(llm)]) as fleet,
+            fleet.update(version="first", target=(Target.VERIFIER, Target.DRAFT)) as session,
+        ):
+            session.push(made.verifier_tensors, target=Target.VERIFIER)
+            session.push(made.draft_tensors, target=Target.DRAFT)
+            session.finish()
+        sent = see(llm)
+    with running(made.verifier, **made.options) as llm:
+        assert see(llm) == sent
 
 
 def test_made_up_weights_need_the_names_of_tensors(tmp_path: Path) -> None:

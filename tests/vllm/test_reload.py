@@ -9,7 +9,10 @@ from vllm import LLM
 from weightsync_client import Fleet, verify
 
 from tests.vllm import checkpoints, computing
+from tests.vllm.computing import COMPUTING
+from tests.vllm.drafts import Pair
 from tests.vllm.engine import address_of, generate, push, running, worker_of
+from tests.vllm.proof import see
 from weightsync.core.errors import CommitRolledBackError
 from weightsync.core.types import Scope, Target
 
@@ -50,21 +53,15 @@ def bloom() -> checkpoints.Shapes:
 def values(config: dict[str, Any], seed: int) -> checkpoints.Tensors:
     """Return random tensors for a model that computes."""
     if config is not BLOOM:
-        return checkpoints.values(llama(config), seed)
+        return checkpoints.values(computing.shapes(config), seed)
     # Its layers must be heard beside the token that it reads, whose embedding is its head, too.
     tensors = checkpoints.values(bloom(), seed)
     return {n: 4 * t if n.startswith("h.") and t.ndim > 1 else t for n, t in tensors.items()}
 
 
-def llama(config: dict[str, Any]) -> checkpoints.Shapes:
-    """Yield the tensors of a Llama that computes."""
-    computing.register()
-    return computing.shapes(config)
-
-
 # A tensor that is sent alone, and how many of them the model itself loads.
 CASES = {
-    "computing": (computing.COMPUTING, computing.HALVES[0], 7),
+    "computing": (COMPUTING, computing.HALVES[0], 7),
     "looking": (computing.LOOKING, "model.norm.weight", 21),
     "bloom": (BLOOM, "h.0.self_attention.query_key_value.weight", 4),
 }
@@ -101,8 +98,8 @@ def test_tokens_are_those_of_a_fresh_engine(tmp_path: Path, case: str, weights: 
 
 def test_a_worker_tells_what_is_loaded_again(tmp_path: Path) -> None:
     """The list of tensors and the metrics say so; digests are those of what was sent."""
-    old, new = (values(computing.COMPUTING, seed) for seed in (1, 2))
-    folder = checkpoints.write(tmp_path / "old", computing.COMPUTING, old)
+    old, new = (values(COMPUTING, seed) for seed in (1, 2))
+    folder = checkpoints.write(tmp_path / "old", COMPUTING, old)
     options = {"additional_config": {"weightsync": {"metrics_port": 0}}}
     with running(folder, **options) as llm, Fleet([address_of(llm)]) as fleet:
         push(llm, new, "new")
@@ -123,8 +120,8 @@ def test_a_load_that_fails_leaves_the_old_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a layer can't be loaded again, the old weights serve on."""
-    old, new = (values(computing.COMPUTING, seed) for seed in (1, 2))
-    with running(checkpoints.write(tmp_path / "old", computing.COMPUTING, old)) as llm:
+    old, new = (values(COMPUTING, seed) for seed in (1, 2))
+    with running(checkpoints.write(tmp_path / "old", COMPUTING, old)) as llm:
         before = generate(llm)
         model = worker_of(llm).get_model()
         load, calls = model.load_weights, iter([True])
@@ -132,7 +129,8 @@ def test_a_load_that_fails_leaves_the_old_tokens(
         def fail_once(weights: computing.Weights) -> set[str]:
             if next(calls, False):
                 raise RuntimeError("no memory to load with")
-            return load(weights)
+            loaded: set[str] = load(weights)
+            return loaded
 
         monkeypatch.setattr(model, "load_weights", fail_once)
         with pytest.raises(CommitRolledBackError, match="no memory to load with"):
@@ -140,6 +138,29 @@ def test_a_load_that_fails_leaves_the_old_tokens(
         assert generate(llm) == before
         push(llm, new, "new")
         assert generate(llm) != before
+
+
+def test_a_draft_that_computes_is_that_of_a_fresh_engine(tmp_path: Path) -> None:
+    """Its proposals follow an update of both models, and of the draft alone."""
+    pair = Pair("draft_model", checkpoints.LLAMA, draft=COMPUTING, draft_shapes=computing.shapes)
+    old, new = (pair.make(tmp_path / str(seed), seed) for seed in (1, 2))
+    with running(old.verifier, **old.options) as llm, Fleet([address_of(llm)]) as fleet:
+        before = see(llm)
+        with fleet.update(version="new", target=(Target.VERIFIER, Target.DRAFT)) as session:
+            session.push(new.verifier_tensors, target=Target.VERIFIER)
+            session.push(new.draft_tensors, target=Target.DRAFT)
+            session.finish()
+        both = see(llm)
+        with fleet.update(version="old", target=Target.DRAFT) as session:
+            session.push(old.draft_tensors)
+            session.finish()
+        alone = see(llm)
+    assert both.differs_from(before)
+    assert alone.tokens == both.tokens
+    with running(new.verifier, **new.options) as llm:
+        assert see(llm) == both
+    with running(new.verifier, **old.options) as llm:
+        assert see(llm) == alone != both
 
 
 def reloaded(llm: LLM) -> set[str]:

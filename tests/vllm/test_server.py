@@ -13,11 +13,15 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from weightsync_client import Fleet, VllmServer, push_model
 
 from tests.vllm.checkpoints import VOCAB
 from tests.vllm.drafts import PAIRS, Made
 from tests.vllm.engine import PROMPTS, generate, running
+from tests.vllm.source import Tensors
+from weightsync.integrations.vllm.trainer import TrainerInfo
 
 SHORT = 8
 
@@ -74,10 +78,21 @@ def test_a_server_is_updated_without_code(tmp_path: Path) -> None:
         assert VllmServer(url).weight_version() == "new"
         after = tokens(url)
 
-        both = push_model(fleet, old.verifier_tensors, old.draft_tensors, version="old")
-        assert both.committed
-        assert VllmServer(url).weight_version() == "old"
+        # The same by vLLM's own client, which has no call for drafts.
+        trainer = WeightTransferTrainerFactory.trainer_init(
+            TrainerInfo(rank=0, workers=url),
+            client=HTTPVLLMWeightSyncClient(url),
+            source=Tensors(old.verifier_tensors),
+        )
+        trainer.send_weights()
+        trainer.shutdown()
+        assert VllmServer(url).weight_version() == "1"
         assert tokens(url) == before
+
+        both = push_model(fleet, new.verifier_tensors, new.draft_tensors, version="both")
+        assert both.committed
+        assert VllmServer(url).weight_version() == "both"
+        assert tokens(url) == after
 
     with running(new.verifier, **new.options) as llm:
         assert generate(llm, num_tokens=SHORT) == after != before

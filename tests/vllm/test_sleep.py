@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from vllm import LLM
 from vllm.v1.worker.cpu_worker import CPUWorker
-from weightsync_client import Fleet, Session, verify
+from weightsync_client import Fleet, Session, Worker, verify
 
+from tests.vllm import checkpoints
 from tests.vllm.drafts import PAIRS, Made
-from tests.vllm.engine import address_of, running, worker_of
+from tests.vllm.engine import address_of, generate, running, worker_of
 from tests.vllm.proof import see
 from tests.vllm.test_drafts import BOTH, push_both
+from tests.vllm.test_processes import SHORT, fresh_tokens, in_processes, push
 from weightsync.core.errors import (
     EngineUnavailableError,
     QuarantinedError,
@@ -23,6 +25,7 @@ from weightsync.core.errors import (
 )
 from weightsync.core.types import Scope, SessionState, TargetState
 from weightsync.core.views import TargetStatus
+from weightsync.integrations.vllm.clients import LLMClient
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,13 @@ def statuses(fleet: Fleet) -> list[TargetStatus]:
 
 
 def states(fleet: Fleet) -> set[TargetState]:
-    """Return the states of the targets."""
-    return {status.state for status in statuses(fleet)}
+    """Return the states of the targets of the only worker."""
+    return states_of(fleet.workers[0])
+
+
+def states_of(worker: Worker) -> set[TargetState]:
+    """Return the states of a worker's targets."""
+    return {status.state for status in worker.info().targets}
 
 
 def part(fleet: Fleet, made: Made) -> Session:
@@ -152,6 +160,35 @@ def test_lost_weights_are_told_and_sent_anew(
         after = see(llm)
     with running(new.verifier, **new.options) as llm:
         assert see(llm) == after
+
+
+def test_ranks_sleep_and_wake_together(
+    llama: Path, new: checkpoints.Tensors, tmp_path: Path
+) -> None:
+    """Several ranks are healed between the two wakes; a step that comes before that fails.
+
+    It can't wait as it does on one rank: the commit needs a call of vLLM's between two steps.
+    """
+    ranks = {"tensor_parallel_size": 2}
+    with in_processes(llama, tmp_path / "ranks", **ranks) as (llm, fleet):
+        llm.collective_rpc("lose_weights_asleep")
+        with Fleet.from_vllm(LLMClient(llm)) as together:
+            llm.sleep(2)
+            assert [states_of(worker) for worker in fleet.workers] == [{TargetState.ASLEEP}] * 2
+            with pytest.raises(EngineUnavailableError, match="sleeps"):
+                push(together, new)
+            llm.wake_up(["weights"])
+            sick = [{TargetState.QUARANTINED}] * 2
+            assert [states_of(worker) for worker in fleet.workers] == sick
+            push(together, new)
+            assert [states_of(worker) for worker in fleet.workers] == [{TargetState.READY}] * 2
+            llm.wake_up(["kv_cache"])
+            after = generate(llm, num_tokens=SHORT)
+            llm.sleep(2)
+            llm.wake_up()
+            with pytest.raises(RuntimeError, match="dropped by a sleep"):
+                generate(llm, num_tokens=SHORT)
+    assert after == fresh_tokens(tmp_path / "new", new)
 
 
 def drop_weights(worker: Any, level: int = 1) -> None:

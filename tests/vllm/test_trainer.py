@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import LLM
-from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+from vllm.distributed.weight_transfer.base import WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from weightsync_client import VllmServer
 
 from tests.vllm import checkpoints
 from tests.vllm.drafts import PAIRS
 from tests.vllm.engine import address_of, generate, running
+from tests.vllm.source import Tensors
 from weightsync.core.errors import (
     EngineUnavailableError,
     IncompleteError,
@@ -23,26 +22,6 @@ from weightsync.core.errors import (
 from weightsync.core.types import Target
 from weightsync.integrations.vllm.clients import LLMClient
 from weightsync.integrations.vllm.trainer import TrainerInfo, WeightSyncTrainer
-
-
-class Tensors(WeightSource):  # type: ignore[misc] # untyped where vLLM is not
-    """A source of given tensors, which counts what was asked for; `fails` is the one that can't."""
-
-    def __init__(self, tensors: checkpoints.Tensors) -> None:
-        self.tensors = tensors
-        self.fails: str | None = None
-        self.num_given = 0
-
-    def metadata(self) -> list[ParamMeta]:
-        """Tell names and shapes."""
-        return [ParamMeta(n, t.dtype, tuple(t.shape)) for n, t in self.tensors.items()]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.tensors.items():
-            if name == self.fails:
-                raise ValueError("the gradient is gone")
-            self.num_given += 1
-            yield name, tensor
 
 
 def trainer_of(client: Any, source: WeightSource | None = None, **info: Any) -> WeightSyncTrainer:

@@ -65,6 +65,9 @@ def serve(
     health_port: Annotated[
         int | None, typer.Option(help="Port of that, 0 for a free one; none by default.")
     ] = None,
+    tracing: Annotated[
+        bool | None, typer.Option("--tracing", help="Make OpenTelemetry spans.")
+    ] = None,
     reflection: Annotated[
         bool | None, typer.Option(help="Describe the services to grpcurl and the like.")
     ] = None,
@@ -114,6 +117,7 @@ def serve(
         "metrics_port": metrics_port,
         "health_host": health_host,
         "health_port": health_port,
+        "tracing": tracing,
         "reflection": reflection,
         "shared_memory": shared_memory,
         "stop_grace": stop_grace,

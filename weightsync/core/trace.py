@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 Hook = Callable[[str, dict[str, object]], None]
@@ -53,6 +54,7 @@ WORKER_STEPS = (
 """Each step that a worker tells of, in the order of a session."""
 
 CLIENT_STEPS = (
+    Step("session.started", "a session is asked for, or joined"),
     Step("start", "sessions are opened on all workers", span=True),
     Step("push", "a source is read and sent", span=True),
     Step("message", "a message is going to be sent"),
@@ -61,8 +63,12 @@ CLIENT_STEPS = (
     Step("worker.prepare", "the first phase, on one worker", span=True),
     Step("finish", "the second phase, on all workers", span=True),
     Step("worker.finish", "the second phase, on one worker", span=True),
+    Step("session.ended", "a session is over for this client, for whatever reason"),
 )
 """Each step that a client tells of, in the order of a session."""
+
+carried: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("carried", default=())
+"""Metadata that a client's calls take along; for hooks that follow a session across processes."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +100,13 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **facts: object) -> Iterator[dict[str, object]]:
-        """Tell of a span; facts put into the yielded dict are told at its end, with `seconds`."""
-        self(f"{name}.started", **facts)
+        """Tell of a span; facts put into the yielded dict are told at its end, with `seconds`.
+
+        If a hook refuses its start, all are told that it has failed: those before it know of it.
+        """
         start = time.perf_counter()
         try:
+            self(f"{name}.started", **facts)
             yield facts
         except BaseException as error:
             self.told(f"{name}.failed", **facts, error=error, seconds=time.perf_counter() - start)

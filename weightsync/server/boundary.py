@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from weightsync.core.errors import InternalError, WeightSyncError
 from weightsync.server.access import Access, scopes_of
+from weightsync.server.tracing import Follow
 from weightsync.wire.convert import parse_message
 from weightsync.wire.status import status_of
 
@@ -33,9 +34,13 @@ class Boundary:
     is no message would end as INTERNAL, as if it were the worker's fault.
     """
 
-    def __init__(self, log: FilteringBoundLogger, access: Access) -> None:
-        """Let in whom access allows; write tracebacks, which never leave the worker, to a log."""
+    def __init__(self, log: FilteringBoundLogger, access: Access, follow: Follow) -> None:
+        """Let in whom access allows; write tracebacks, which never leave the worker, to a log.
+
+        Sessions are in the hands of methods that answer once: `follow` stands around those.
+        """
         self._log = log
+        self._follow = follow
         self._access = access
 
     def unary(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
@@ -45,7 +50,7 @@ class Boundary:
         def handle(request: Any, call: grpc.ServicerContext) -> bytes:  # noqa: ANN401
             with self._telling(method, call):
                 self._access.caller(call).require_any(scopes)
-                with admit:
+                with admit, self._follow(call):
                     return _to_bytes(behavior(_parse(method, request), call))
 
         return handle

@@ -40,6 +40,7 @@ def serve(
     health_port: int | None = None,
     health_host: str = "127.0.0.1",
     shared_memory: bool = True,
+    tracing: bool = False,
     limits: Limits | None = None,
     trace: Trace | None = None,
     log: FilteringBoundLogger | None = None,
@@ -62,13 +63,14 @@ def serve(
         health_port: Port where health alone answers, in plain text, 0 for a free one; None: none.
         health_host: Where that port is.
         shared_memory: Let clients of the same user on this host write into the arena.
+        tracing: Make OpenTelemetry spans, by the process's global tracer provider.
         limits: Sizes that are enforced.
         trace: Gets each step of each session.
         log: Where events are logged; None: the standard library's logger `weightsync.server`.
 
     Raises:
-        InvalidRequestError: neither models nor an engine, or both; a bad address; or files for TLS
-            or with tokens that can't be used.
+        InvalidRequestError: neither models nor an engine, or both; a bad address; files for TLS
+            or with tokens that can't be used; or tracing without `weightsync[otel]`.
     """
     if (engine is None) == (verifier is None and draft is None):
         raise InvalidRequestError(
@@ -87,6 +89,7 @@ def serve(
         health_host=health_host,
         health_port=health_port,
         shared_memory=shared_memory,
+        tracing=tracing,
     )
     worker = Worker(engine or _engine_for(verifier, draft), limits=limits or Limits(), trace=trace)
     logger = log or make_logger(LogFormat.HOST, sys.stderr, logging.DEBUG)

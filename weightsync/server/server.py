@@ -26,6 +26,7 @@ from weightsync.server.streams import OpenStreams
 from weightsync.server.threads import DaemonThreadPool
 from weightsync.server.tls import server_credentials
 from weightsync.server.tokens import TokenFile
+from weightsync.server.tracing import make_tracing
 from weightsync.server.watched import Watched
 from weightsync.server.worker import Worker
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
@@ -52,12 +53,13 @@ class Server:
         """Start to serve.
 
         Raises:
-            InvalidRequestError: an address can't be had, or is not allowed; or a file for TLS or
-                with tokens can't be used.
+            InvalidRequestError: an address can't be had, or is not allowed; a file for TLS or
+                with tokens can't be used; or tracing is wanted and not installed.
         """
         credentials = server_credentials(config, log)
         tokens = Watched([config.tokens], TokenFile.parse, log) if config.tokens else None
         access = Access(tokens)
+        tracing = make_tracing(enabled=config.tracing)
         self.worker = worker
         self._log = log
         self._stopped = threading.Event()
@@ -71,7 +73,7 @@ class Server:
         self._grpc = grpc.server(
             cast("ThreadPoolExecutor", self._pool), options=_options(worker.limits)
         )
-        boundary = Boundary(log, access)
+        boundary = Boundary(log, access, tracing.follow)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(
@@ -112,7 +114,7 @@ class Server:
             worker.lending.listen(f"weightsync-{worker.instance_id}")
         self._hooks = [
             worker.trace.add(hook)
-            for hook in (trace_log(log), self._metrics.hook, self._end_streams)
+            for hook in (trace_log(log), self._metrics.hook, self._end_streams, *tracing.hooks)
         ]
         worker.on_serving_change(self._health.set_serving)
         self._grpc.start()

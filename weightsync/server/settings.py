@@ -30,6 +30,7 @@ class ServerConfig:
         health_host: Where health answers in plain text, for probes.
         health_port: Its port, 0 for a free one; None: only where the services are.
         shared_memory: Let clients of the same user on this host write into the arena.
+        tracing: Make OpenTelemetry spans, by the process's global tracer provider.
     """
 
     address: str = "127.0.0.1:0"
@@ -44,6 +45,7 @@ class ServerConfig:
     health_host: str = "127.0.0.1"
     health_port: int | None = None
     shared_memory: bool = True
+    tracing: bool = False
 
 
 _DEFAULT = ServerConfig()
@@ -75,6 +77,7 @@ class ServerSettings(BaseSettings):
     health_host: str = _DEFAULT.health_host
     health_port: int | None = _DEFAULT.health_port
     shared_memory: bool = _DEFAULT.shared_memory
+    tracing: bool = _DEFAULT.tracing
     limits: Limits = Limits()
     log_format: LogFormat = LogFormat.CONSOLE
     log_level: Literal["debug", "info", "warning", "error"] = "info"
