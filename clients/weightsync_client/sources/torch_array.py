@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -89,7 +89,7 @@ def to_torch(dtype: DType) -> torch.dtype:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from_torch(dtype: torch.dtype) -> DType:
     return DType[str(dtype).removeprefix("torch.").upper()]
 
