@@ -14,6 +14,7 @@ from weightsync.core.errors import InvalidRequestError
 from weightsync.v1 import engine_control_pb2, weight_sync_pb2
 from weightsync_client.bearer import TokenInterceptor
 from weightsync_client.credentials import Credentials, read
+from weightsync_client.forks import process
 
 Options: TypeAlias = list[tuple[str, str | int]]
 
@@ -32,7 +33,9 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
     Raises:
         InvalidRequestError: the address has neither form, a file can't be read, or others could
             read the token on its way.
+        UnsupportedError: this process was forked from one that had connections.
     """
+    process.connect()
     credentials = credentials or Credentials()
     target, options = _target(address), _options(address)
     if credentials.has_tls and not address.startswith(_UNIX):
@@ -79,7 +82,8 @@ def _options(address: str) -> Options:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Also how long a connection may take to begin: with TLS, far away, or on a busy host.
+        ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.service_config", _service_config()),
         # Channels with equal options would share one connection.

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from weightsync_client.errors import DeadlineError, from_rpc
+from weightsync_client.forks import process
 
 T = TypeVar("T")
 Item_co = TypeVar("Item_co", covariant=True)
@@ -38,6 +39,7 @@ def iterate(call: Messages[T], worker: str, idle: float | None) -> Iterator[T]:
     """
     try:
         while True:
+            process.check()
             watchdog = _Watchdog(call, idle)
             try:
                 with watchdog:
@@ -52,7 +54,8 @@ def iterate(call: Messages[T], worker: str, idle: float | None) -> Iterator[T]:
                 raise from_rpc(error, worker) from None
             yield message
     finally:
-        call.cancel()
+        if not process.is_crippled:
+            call.cancel()
 
 
 class _Watchdog:

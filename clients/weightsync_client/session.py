@@ -269,10 +269,10 @@ class Session:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if process.is_crippled and kind is not None:
-            return  # The session is the parent's, which goes on with it.
         if kind is not None:
-            self.abort(f"{kind.__name__}: {error}"[:200])
+            # In a forked child it is the parent's, which goes on with it.
+            if not process.is_crippled:
+                self.abort(f"{kind.__name__}: {error}"[:200])
         elif not self._ended:
             if self._joined:
                 self.settle()
