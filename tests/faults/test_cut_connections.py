@@ -72,6 +72,14 @@ def test_a_slow_connection_is_no_fault(scene: Scene, tmp_path: Path) -> None:
     scene.check_recovers()
 
 
+def test_a_connection_may_take_long_to_begin(scene: Scene, tmp_path: Path) -> None:
+    """Far away, behind TLS or on a busy host the first bytes take more than a second."""
+    with Relay(scene.worker.address, tmp_path) as relay:
+        relay.slow_down(1.2)
+        with Worker(relay.address) as worker:
+            assert worker.info().instance_id == scene.worker.instance_id
+
+
 def test_a_lost_answer_of_finish_is_asked_for_again(scene: Scene, tmp_path: Path) -> None:
     """Cut within the commit, the trainer learns on a new connection that it has succeeded."""
     seed = scene.new_seed()

@@ -57,6 +57,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            # Ctrl-C is for the parent, which ends its children.
+            start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._told: list[tuple[str, Any]] = []

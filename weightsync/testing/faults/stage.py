@@ -17,7 +17,7 @@ from weightsync.testing.faults.scene import Scene, Verdict, updated
 from weightsync.testing.faults.seat import Seat
 from weightsync.testing.faults.trainer import SOURCES
 
-_TIMEOUT = 5.0
+_TIMEOUT = 10.0
 _PATIENCE = 0.3
 
 Result = dict[str, Any]
