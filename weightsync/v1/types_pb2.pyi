@@ -349,7 +349,7 @@ class _TargetStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     TARGET_STATE_READY: _TargetState.ValueType  # 1
     """Holds one whole version and may serve."""
     TARGET_STATE_ASLEEP: _TargetState.ValueType  # 2
-    """Its weights were dropped by a sleep."""
+    """Its engine sleeps: its weights may be gone, and it does not serve."""
     TARGET_STATE_QUARANTINED: _TargetState.ValueType  # 3
     """Its content is not known to be one whole version; it does not serve until a FULL session
     has been committed.
@@ -363,7 +363,7 @@ TARGET_STATE_UNSPECIFIED: TargetState.ValueType  # 0
 TARGET_STATE_READY: TargetState.ValueType  # 1
 """Holds one whole version and may serve."""
 TARGET_STATE_ASLEEP: TargetState.ValueType  # 2
-"""Its weights were dropped by a sleep."""
+"""Its engine sleeps: its weights may be gone, and it does not serve."""
 TARGET_STATE_QUARANTINED: TargetState.ValueType  # 3
 """Its content is not known to be one whole version; it does not serve until a FULL session
 has been committed.

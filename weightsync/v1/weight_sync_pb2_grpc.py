@@ -35,7 +35,8 @@ class WeightSyncStub(object):
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -116,7 +117,8 @@ class WeightSyncServicer(object):
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     def GetWorker(self, request, context):
@@ -242,6 +244,7 @@ class WeightSyncServicer(object):
 
         - UNIMPLEMENTED / TARGET_ABSENT; NOT_FOUND / UNKNOWN_TENSOR: no such target or tensor.
         - ABORTED / VERSION_CHANGED: a commit came between; start again.
+        - UNAVAILABLE / ENGINE_UNAVAILABLE: the engine sleeps.
         - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -347,7 +350,8 @@ class WeightSync(object):
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     @staticmethod

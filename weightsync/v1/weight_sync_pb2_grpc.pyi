@@ -27,7 +27,8 @@ class WeightSyncStub:
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -156,6 +157,7 @@ class WeightSyncStub:
 
     - UNIMPLEMENTED / TARGET_ABSENT; NOT_FOUND / UNKNOWN_TENSOR: no such target or tensor.
     - ABORTED / VERSION_CHANGED: a commit came between; start again.
+    - UNAVAILABLE / ENGINE_UNAVAILABLE: the engine sleeps.
     - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
     """
 
@@ -187,7 +189,8 @@ class WeightSyncAsyncStub:
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     GetWorker: grpc.aio.UnaryUnaryMultiCallable[
@@ -315,6 +318,7 @@ class WeightSyncAsyncStub:
 
     - UNIMPLEMENTED / TARGET_ABSENT; NOT_FOUND / UNKNOWN_TENSOR: no such target or tensor.
     - ABORTED / VERSION_CHANGED: a commit came between; start again.
+    - UNAVAILABLE / ENGINE_UNAVAILABLE: the engine sleeps.
     - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
     """
 
@@ -346,7 +350,8 @@ class WeightSyncServicer(metaclass=abc.ABCMeta):
 
     Until the commit in FinishWeightUpdate nothing live changes (mode STAGED). Every error carries
     a google.rpc.ErrorInfo whose reason is a value of `Reason`; each rpc lists those it gives.
-    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING.
+    Any rpc may also fail with INTERNAL / INTERNAL and UNAVAILABLE / DRAINING; on a worker that
+    wants tokens with UNAUTHENTICATED / UNAUTHENTICATED and PERMISSION_DENIED / PERMISSION_DENIED.
     """
 
     @abc.abstractmethod
@@ -494,6 +499,7 @@ class WeightSyncServicer(metaclass=abc.ABCMeta):
 
         - UNIMPLEMENTED / TARGET_ABSENT; NOT_FOUND / UNKNOWN_TENSOR: no such target or tensor.
         - ABORTED / VERSION_CHANGED: a commit came between; start again.
+        - UNAVAILABLE / ENGINE_UNAVAILABLE: the engine sleeps.
         - RESOURCE_EXHAUSTED / TOO_MANY_STREAMS: too many are open.
         """
 
