@@ -19,12 +19,13 @@ JOINED = "model.layers.1.mlp.down_proj.weight"
 HALVES = (f"{JOINED}.left", f"{JOINED}.right")
 
 
-class ComputingLlama(LlamaForCausalLM):
+class ComputingLlama(LlamaForCausalLM):  # type: ignore[misc]
     """Scales some tensors, changes the order of rows, and joins two tensors."""
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint."""
-        return super().load_weights(self._computed(weights))
+        loaded: set[str] = super().load_weights(self._computed(weights))
+        return loaded
 
     def _computed(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         halves: dict[str, torch.Tensor] = {}
@@ -43,16 +44,18 @@ class ComputingLlama(LlamaForCausalLM):
                 yield name, tensor
 
 
-class LookingLlama(LlamaForCausalLM):
+class LookingLlama(LlamaForCausalLM):  # type: ignore[misc]
     """Leaves out what is zero, for which it looks at the values."""
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint."""
-        return super().load_weights((name, t * 0.5) for name, t in weights if t.any().item())
+        seen = ((name, t * 0.5) for name, t in weights if t.any().item())
+        loaded: set[str] = super().load_weights(seen)
+        return loaded
 
 
 COMPUTING = checkpoints.LLAMA | {"architectures": ["ComputingLlama"]}
-LOOKING = checkpoints.LLAMA | {"architectures": ["LookingLlama"]}
+LOOKING = checkpoints.LLAMA | {"architectures": ["LookingLlama"], "tie_word_embeddings": True}
 
 
 for _model in (ComputingLlama, LookingLlama):

@@ -225,26 +225,25 @@ def test_what_has_a_tensor_in_common_is_loaded_together() -> None:
     class Three(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+            self.scaled, self.copied, self.apart = (nn.Linear(2, 2, bias=False) for _ in range(3))
             record_metadata_for_reloading(self)
 
         def load_weights(self, weights: Weights) -> None:
-            scaled, copied, apart = (part.weight for part in self.parts)
             for name, tensor in weights:
                 if name == "one":
-                    scaled.data.copy_(tensor * 2)
-                    copied.data.copy_(tensor)
+                    self.scaled.weight.data.copy_(tensor * 2)
+                    self.copied.weight.data.copy_(tensor)
                 else:
-                    apart.data.copy_(tensor)
+                    self.apart.weight.data.copy_(tensor)
 
     model = Three()
     form = TensorForm(torch.float32, (2, 2))
     found = record(model, {"one": form, "two": form})
     (group,) = found.groups
-    assert set(group.modules) == {model.parts[0], model.parts[1]}
+    assert set(group.modules) == {model.scaled, model.copied}
     assert group.tensors == ("one",)
     assert list(found.placements) == ["two"]
-    assert list(found.forms) == ["parts.2.weight"]
+    assert list(found.forms) == ["apart.weight"]
 
 
 def test_a_model_that_does_not_load_itself_is_refused() -> None:

@@ -62,7 +62,7 @@ def values(config: dict[str, Any], seed: int) -> checkpoints.Tensors:
 # A tensor that is sent alone, and how many of them the model itself loads.
 CASES = {
     "computing": (COMPUTING, computing.HALVES[0], 7),
-    "looking": (computing.LOOKING, "model.norm.weight", 21),
+    "looking": (computing.LOOKING, "model.embed_tokens.weight", 20),
     "bloom": (BLOOM, "h.0.self_attention.query_key_value.weight", 4),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from weightsync.apply.bits import storage_identity
 from weightsync.core.errors import UnsupportedError
 from weightsync.engines.vllm.reload import FUSE, derive, process_again
 from weightsync.engines.vllm.reloads import Reload
@@ -102,7 +103,7 @@ class Derived:
                 rebuild.run()
 
     def _load(self, written: Iterable[Slot | Sent]) -> Iterator[Slot]:
-        """Load again what was sent, and yield all that is written then."""
+        """Load again what was sent, and yield all that is written then, ties included."""
         due: dict[Reload, None] = {}
         for slot in written:
             if isinstance(slot, Slot):
@@ -111,14 +112,20 @@ class Derived:
                 due[self._reloads[slot]] = None
         for reload in due:
             reload.run()
-            yield from reload.slots
+        reached = {self._storage(slot) for reload in due for slot in reload.slots}
+        yield from (slot for slot in self._fed_by if due and self._storage(slot) in reached)
+
+    def _storage(self, slot: Slot) -> Hashable:
+        return storage_identity(self._shadows.tensor(slot))
 
     def _feed(self, module: nn.Module, stage: int, run: Callable[[], None]) -> None:
         self._feed_rebuild(module, _Rebuild(stage, run))
 
     def _feed_rebuild(self, module: nn.Module, rebuild: _Rebuild) -> None:
-        for leaf in (*module._parameters, *module._buffers):  # noqa: SLF001 - its own ones only
-            self._fed_by.setdefault(Slot(module, leaf), []).append(rebuild)
+        held = {**module._parameters, **module._buffers}  # noqa: SLF001 - its own ones only
+        for leaf, tensor in held.items():
+            if tensor is not None:
+                self._fed_by.setdefault(Slot(module, leaf), []).append(rebuild)
 
     def _absorb(self, projection: nn.Module, attention: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
         """Let latent attention split its projection again; some kernels have dropped the whole."""
