@@ -7,11 +7,22 @@ import pytest
 
 from tests.cli.conftest import ENVIRONMENT, run
 
-COMMANDS = ("serve", "push", "status", "tensors", "verify", "sharing", "soak", "demo", "demo-vllm")
+COMMANDS = (
+    "serve",
+    "push",
+    "catch-up",
+    "status",
+    "tensors",
+    "verify",
+    "sharing",
+    "soak",
+    "demo",
+    "demo-vllm",
+)
 SUBCOMMANDS = ("token new", "token revoke")
 
 
-@pytest.mark.parametrize("command", (*COMMANDS, *SUBCOMMANDS))
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
 def test_help_has_examples(command: str) -> None:
     """The help of each command shows how it is called, and offers JSON."""
     done = run(*command.split(), "--help")

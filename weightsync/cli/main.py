@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from weightsync import __version__
+from weightsync.cli.catch_up import catch_up
 from weightsync.cli.demo.command import demo
 from weightsync.cli.demo.vllm.command import demo_vllm
 from weightsync.cli.group import Commands
@@ -49,6 +50,17 @@ def weightsync(
     """Put new weights into running inference workers, verifier and draft together."""
 
 
-for command in (serve, push, status, tensors, verify, sharing, demo, demo_vllm, soak):
+for command in (
+    serve,
+    push,
+    catch_up,
+    status,
+    tensors,
+    verify,
+    sharing,
+    soak,
+    demo,
+    demo_vllm,
+):
     app.command(no_args_is_help=command not in (demo, demo_vllm, serve, soak))(command)
 app.add_typer(token, name="token")

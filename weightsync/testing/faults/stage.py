@@ -9,8 +9,9 @@ from typing import Any
 from typing_extensions import Self
 from weightsync_client import Fleet, Outcome, push_model, repair
 
+from weightsync.core.errors import WeightSyncError
 from weightsync.testing.faults.cases import Case, Fault
-from weightsync.testing.faults.child import promise, until
+from weightsync.testing.faults.child import BrokenPromiseError, promise, until
 from weightsync.testing.faults.happenings import Happening
 from weightsync.testing.faults.processes import TrainerProcess, WorkerProcess
 from weightsync.testing.faults.scene import Scene, Verdict, updated
@@ -47,6 +48,12 @@ class Stage:
         Raises:
             BrokenPromiseError: something does not hold.
         """
+        try:
+            return self._play(case)
+        except WeightSyncError as error:
+            raise BrokenPromiseError(f"who was not hit answers, and is updated: {error}") from error
+
+    def _play(self, case: Case) -> bool:
         seats = self._seats[: case.num_workers]
         before = [seat.scene for seat in seats]
         seed = Scene.new_seed()
