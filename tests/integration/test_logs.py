@@ -45,13 +45,16 @@ def test_a_log_that_nobody_reads_fails_nothing(log_format: LogFormat) -> None:
 
 
 def test_failures_are_louder() -> None:
-    """A quarantine and a failed commit are errors, with the cause as text."""
+    """What failed is an error, with the cause as text."""
     stream = io.StringIO()
     hook = trace_log(make_logger(LogFormat.JSON, stream, logging.ERROR))
     hook("commit.completed", {"session_id": "s1"})
     hook("commit.failed", {"session_id": "s1", "error": ValueError("why")})
-    (line,) = stream.getvalue().splitlines()
-    assert json.loads(line)["error"] == "ValueError: why"
+    hook("session.ended", {"session_id": "s1", "outcome": "aborted"})
+    hook("session.ended", {"session_id": "s1", "outcome": "failed"})
+    failed, ended = map(json.loads, stream.getvalue().splitlines())
+    assert failed["error"] == "ValueError: why"
+    assert ended["outcome"] == "failed"
 
 
 def test_no_payload_is_logged() -> None:

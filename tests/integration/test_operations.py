@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.conftest import Start
 from tests.integration.raw import DRAFT, VERIFIER, RawTrainer, all_bits, noise, told
-from weightsync.core.errors import IncompleteError
+from weightsync.core.errors import CommitFailedError, IncompleteError
+from weightsync.core.trace import Trace
 from weightsync.server.health import MAX_WATCHERS, SERVICES
 from weightsync.server.reflection import MAX_STREAMS
 from weightsync.server.server import Server
@@ -194,12 +195,17 @@ def test_metrics_count_what_happened(start: Start, models: Models) -> None:
         ("weightsync_sessions_total", ("aborted", "draft")): 1,
         ("weightsync_received_bytes_total", ()): sum(t.nbytes for t in new.values()),
         ("weightsync_received_chunks_total", ()): len(new),
+        ("weightsync_sessions_total", ("expired", "draft")): 0,
+        ("weightsync_receive_duration_seconds_count", ()): 1,
         ("weightsync_prepare_duration_seconds_count", ()): 1,
         ("weightsync_apply_duration_seconds_count", ()): 1,
         ("weightsync_engine_pause_seconds_count", ()): 1,
         ("weightsync_share_groups_checked_total", ("shared",)): 2,
         ("weightsync_share_groups_checked_total", ("broken",)): 0,
+        ("weightsync_draft_commits_behind", ()): 1,
+        ("weightsync_weight_version_info", ("verifier", "v1")): 1,
         ("weightsync_staging_bytes", ()): 0,
+        ("weightsync_staging_limit_bytes", ()): server.worker.limits.max_arena_bytes,
         ("weightsync_open_streams", ()): 0,
         ("weightsync_quarantined", ("verifier",)): 0,
         ("weightsync_quarantined", ("draft",)): 0,
@@ -208,6 +214,9 @@ def test_metrics_count_what_happened(start: Start, models: Models) -> None:
     stamp = seen["weightsync_last_commit_timestamp_seconds", ("verifier",)]
     assert int(stamp) == committed
     assert ("weightsync_last_commit_timestamp_seconds", ("draft",)) not in seen
+    assert [key for key in seen if key[0] == "weightsync_weight_version_info"] == [
+        ("weightsync_weight_version_info", ("verifier", "v1"))
+    ]
     assert sum(name == "weightsync_build_info" for name, _ in seen) == 1
 
 
@@ -243,6 +252,30 @@ def test_logs_tell_the_sessions_story(
     assert entries[0]["event"] == "server.started"
     assert entries[-1]["event"] == "server.stopped"
     assert len(log.getvalue()) < 20_000
+
+
+def test_every_line_about_a_session_names_it(
+    start: Start, models: Models, log: io.StringIO
+) -> None:
+    """From a refused call to a quarantine and its end, no line leaves open whose it is."""
+
+    def cut(name: str, _facts: dict[str, object]) -> None:
+        if name == "commit.parameter":
+            models[1].head.weight = torch.nn.Parameter(models[1].head.weight.detach().clone())
+
+    server = start(*models, trace=Trace(cut))
+    with RawTrainer(server.address) as trainer:
+        session = trainer.start(VERIFIER)
+        with pytest.raises(IncompleteError), told():
+            trainer.finish(session)
+        trainer.push(session, VERIFIER, noise(models[0]))
+        with pytest.raises(CommitFailedError), told():
+            trainer.finish(session)
+    server.stop(0.0)
+    entries = [json.loads(line) for line in log.getvalue().splitlines()]
+    named = [entry["event"] for entry in entries if entry.get("session_id") == session]
+    assert named == [e["event"] for e in entries if not e["event"].startswith("server.")]
+    assert {"call.refused", "share.checked", "rollback.failed", "quarantine"} <= set(named)
 
 
 def test_an_expired_session_is_logged(start: Start, models: Models, log: io.StringIO) -> None:

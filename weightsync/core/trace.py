@@ -79,6 +79,14 @@ class Trace:
     def __init__(self, *hooks: Hook) -> None:
         """Start with some hooks."""
         self._hooks = list(hooks)
+        self._facts: dict[str, object] = {}
+
+    def bound(self, **facts: object) -> Trace:
+        """Return what tells the same hooks, of each step these facts as well."""
+        bound = Trace()
+        bound._hooks = self._hooks
+        bound._facts = self._facts | facts
+        return bound
 
     def add(self, hook: Hook) -> Callable[[], None]:
         """Add a hook; return the function that takes it away."""
@@ -87,11 +95,13 @@ class Trace:
 
     def __call__(self, name: str, **facts: object) -> None:
         """Tell of a point within a step, which fails if a hook does."""
+        facts = self._facts | facts
         for hook in tuple(self._hooks):
             hook(name, facts)
 
     def told(self, name: str, **facts: object) -> None:
         """Tell of what has happened, which no hook can undo."""
+        facts = self._facts | facts
         for hook in tuple(self._hooks):
             try:
                 hook(name, facts)

@@ -167,7 +167,12 @@ class Books:
                 record.state, record.quarantine_reason = TargetState.QUARANTINED, reason
                 record.weight_version = ""
                 self.engine.gate.quarantine(target, reason)
-                self.trace.told("quarantine", target=target, reason=reason)
+                self.trace.told(
+                    "quarantine",
+                    session_id=update.session.session_id,
+                    target=target,
+                    reason=reason,
+                )
         self.publish(EventKind.QUARANTINED, update.session, reason)
 
     def expire(self) -> None:

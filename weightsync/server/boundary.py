@@ -48,10 +48,12 @@ class Boundary:
         scopes = scopes_of(method)
 
         def handle(request: Any, call: grpc.ServicerContext) -> bytes:  # noqa: ANN401
-            with self._telling(method, call):
+            with self._telling(method, call) as known:
                 self._access.caller(call).require_any(scopes)
                 with admit, self._follow(call):
-                    return _to_bytes(behavior(_parse(method, request), call))
+                    message = _parse(method, request)
+                    known.update(_names(message))
+                    return _to_bytes(behavior(message, call))
 
         return handle
 
@@ -69,9 +71,13 @@ class Boundary:
         return handle
 
     @contextmanager
-    def _telling(self, method: MethodDescriptor, call: grpc.ServicerContext) -> Iterator[None]:
+    def _telling(
+        self, method: MethodDescriptor, call: grpc.ServicerContext
+    ) -> Iterator[dict[str, str]]:
+        """Yield what the log is to say of the call as well, to be filled when it is known."""
+        known: dict[str, str] = {}
         try:
-            yield
+            yield known
         except WeightSyncError as error:
             self._log.info(
                 "call.refused",
@@ -79,6 +85,7 @@ class Boundary:
                 reason=error.reason.name,
                 cause=str(error),
                 peer=call.peer(),
+                **known,
             )
             _abort(call, error)
         except grpc.RpcError:
@@ -86,7 +93,9 @@ class Boundary:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the caller gets a proper status
             correlation_id = uuid.uuid4().hex
-            self._log.exception("call.failed", rpc=method.name, correlation_id=correlation_id)
+            self._log.exception(
+                "call.failed", rpc=method.name, correlation_id=correlation_id, **known
+            )
             _abort(
                 call,
                 InternalError(
@@ -107,6 +116,12 @@ def _parse(method: MethodDescriptor, request: bytes | Iterator[bytes]) -> Any:  
     if not isinstance(request, bytes):
         return request
     return parse_message(GetMessageClass(method.input_type), request)
+
+
+def _names(message: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return the session that a request names, shortened to more than any of ours has."""
+    session_id: str = getattr(message, "session_id", "")
+    return {"session_id": session_id[:64]} if session_id else {}
 
 
 def _to_bytes(answer: Message | bytes) -> bytes:

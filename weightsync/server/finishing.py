@@ -120,7 +120,11 @@ class Finisher:
             ):
                 outcome = update.commit.run(timeout)
                 self._record(update)
-                told |= {"pause": outcome.pause_seconds, "applied_bytes": outcome.applied_bytes}
+                told |= {
+                    "receive": update.prepared_at - update.started,
+                    "pause": outcome.pause_seconds,
+                    "applied_bytes": outcome.applied_bytes,
+                }
         except (CommitRolledBackError, CommitFailedError) as error:
             # Without its traceback, whose frames would keep the arena as long as the session is
             # remembered.
@@ -150,7 +154,9 @@ class Finisher:
                 if record.state is TargetState.QUARANTINED:
                     record.state, record.quarantine_reason = TargetState.READY, ""
                     self._books.engine.gate.quarantine(target, None)
-                    self._books.trace.told("quarantine.lifted", target=target)
+                    self._books.trace.told(
+                        "quarantine.lifted", session_id=session.session_id, target=target
+                    )
 
     def _report(self, update: Update, prepared: PrepareReport, outcome: Outcome) -> CommitReport:
         session = update.session

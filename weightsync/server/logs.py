@@ -17,8 +17,8 @@ _UNTOLD = ("chunk", "commit.parameter")
 """Steps that come thousands of times per session: metrics count them."""
 
 _LEVELS = {
-    "abort": logging.WARNING,
-    "expire": logging.WARNING,
+    "session.ended.expired": logging.WARNING,
+    "session.ended.failed": logging.ERROR,
     "quarantine": logging.ERROR,
     "commit.failed": logging.ERROR,
     "rollback.started": logging.WARNING,
@@ -93,7 +93,8 @@ def trace_log(log: FilteringBoundLogger) -> Callable[[str, dict[str, object]], N
         if name.startswith(_UNTOLD):
             return
         told = {key: text for key, fact in facts.items() if (text := _told(fact)) is not None}
-        log.log(_LEVELS.get(name, logging.INFO), name, **told)
+        key = f"{name}.{facts['outcome']}" if "outcome" in facts else name
+        log.log(_LEVELS.get(key, logging.INFO), name, **told)
 
     return hook
 

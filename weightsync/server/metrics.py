@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from weightsync.core.errors import InvalidRequestError
-from weightsync.core.types import TargetState
+from weightsync.core.types import SessionState, Target, TargetState
 from weightsync.server.settings import ServerConfig
 from weightsync.server.worker import Worker
 
@@ -21,7 +21,8 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 class Metrics:
     """Counts what the trace tells, asks the worker for the rest, and serves both at `/metrics`.
 
-    Labels are targets and outcomes only: names of tensors and sessions would grow without bound.
+    Labels are targets and outcomes: names of tensors and sessions would grow without bound. Of
+    versions only those that are held now have a series, one per target.
 
     Attributes:
         registry: Of this worker alone, so that several servers fit into one process.
@@ -35,17 +36,29 @@ class Metrics:
             InvalidRequestError: the port can't be had.
         """
         self.registry = registry = prometheus.CollectorRegistry()
+        targets = {status.target for status in worker.info().targets}
         self._sessions = prometheus.Counter(
             "weightsync_sessions",
             "Sessions that ended, per target, by how they ended.",
             ["target", "outcome"],
             registry=registry,
         )
+        # From the start, since Prometheus sees no increase in a series that appears with a 1.
+        for target in targets:
+            for state in SessionState:
+                if state.ended:
+                    self._sessions.labels(str(target), state.name.lower())
         self._bytes = prometheus.Counter(
             "weightsync_received_bytes", "Payload bytes taken, repeats included.", registry=registry
         )
         self._chunks = prometheus.Counter(
             "weightsync_received_chunks", "UpdateWeights messages taken.", registry=registry
+        )
+        self._receive = prometheus.Histogram(
+            "weightsync_receive_duration_seconds",
+            "Time from the start of a committed session until it was prepared.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._prepare = prometheus.Histogram(
             "weightsync_prepare_duration_seconds",
@@ -71,6 +84,15 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        for result in ("shared", "broken"):
+            self._shares.labels(result)
+        self._behind: prometheus.Gauge | None = None
+        if targets == {Target.VERIFIER, Target.DRAFT}:
+            self._behind = prometheus.Gauge(
+                "weightsync_draft_commits_behind",
+                "Commits of the verifier since the draft last changed; absent without a draft.",
+                registry=registry,
+            )
         registry.register(_State(worker))
         self.address: str | None = None
         if config.metrics_port is not None:
@@ -85,6 +107,7 @@ class Metrics:
             case "prepare.completed":
                 self._prepare.observe(facts["seconds"])
             case "commit.completed":
+                self._receive.observe(facts["receive"])
                 self._apply.observe(facts["seconds"])
                 self._pause.observe(facts["pause"])
             case "share.checked":
@@ -93,6 +116,16 @@ class Metrics:
             case "session.ended":
                 for target in facts["targets"]:
                     self._sessions.labels(str(target), facts["outcome"]).inc()
+                if facts["outcome"] == "committed":
+                    self._count_behind(facts["targets"])
+
+    def _count_behind(self, targets: list[str]) -> None:
+        if self._behind is None:
+            return
+        if str(Target.DRAFT) in targets:
+            self._behind.set(0)
+        else:
+            self._behind.inc()
 
     def close(self) -> None:
         """Stop to serve. Idempotent."""
@@ -132,9 +165,19 @@ class _State(Collector):
             self._worker.staging_bytes,
         )
         yield GaugeMetricFamily(
+            "weightsync_staging_limit_bytes",
+            "Bytes that sessions may hold in the staging arena.",
+            info.limits.max_arena_bytes,
+        )
+        yield GaugeMetricFamily(
             "weightsync_open_streams",
             "UpdateWeights streams that are open.",
             self._worker.open_streams,
+        )
+        versions = GaugeMetricFamily(
+            "weightsync_weight_version_info",
+            "What a target holds, as a label; absent while it holds no version.",
+            labels=["target", "weight_version"],
         )
         committed = GaugeMetricFamily(
             "weightsync_last_commit_timestamp_seconds",
@@ -146,6 +189,8 @@ class _State(Collector):
         )
         for status in info.targets:
             target = str(status.target)
+            if status.weight_version:
+                versions.add_metric([target, status.weight_version], 1)
             if status.last_commit_time:
                 committed.add_metric([target], status.last_commit_time)
             quarantined.add_metric([target], status.state is TargetState.QUARANTINED)
@@ -156,6 +201,7 @@ class _State(Collector):
         )
         for loaded, count in self._worker.num_reloaded.items():
             reloaded.add_metric([str(loaded)], count)
+        yield versions
         yield committed
         yield quarantined
         yield reloaded

@@ -178,7 +178,7 @@ def make(
             request=request,
             staging=staging,
             live=models.live,
-            trace=trace,
+            trace=trace.bound(session_id=session.session_id),
         ),
         arena,
     )

@@ -60,6 +60,36 @@ def test_what_a_hook_raises_the_step_raises() -> None:
     assert [name for name, _ in seen] == ["commit.started", "commit.parameter", "commit.failed"]
 
 
+def test_a_start_that_is_refused_has_failed() -> None:
+    """A hook that refuses a start fails the step for all hooks, those before it knew of it."""
+    trace, seen = recorded()
+
+    def broken(name: str, facts: dict[str, object]) -> None:
+        if name.endswith(".started"):
+            raise OSError(name)
+
+    trace.add(broken)
+    with pytest.raises(OSError, match="commit"), trace.span("commit"):
+        raise AssertionError
+    assert [name for name, _ in seen] == ["commit.started", "commit.failed"]
+
+
+def test_facts_can_be_bound() -> None:
+    """What is bound is told of each step, to hooks that come later too; the step's own win."""
+    trace, seen = recorded()
+    bound = trace.bound(session_id="s", target="draft").bound(target="verifier")
+    bound("commit.parameter", parameter="w")
+    with bound.span("rollback", target="both"):
+        pass
+    trace("session.ended")
+    assert [dict(facts, seconds=0) for _, facts in seen[:3]] == [
+        {"session_id": "s", "target": "verifier", "parameter": "w", "seconds": 0},
+        {"session_id": "s", "target": "both", "seconds": 0},
+        {"session_id": "s", "target": "both", "seconds": 0},
+    ]
+    assert seen[3] == ("session.ended", {})
+
+
 def test_what_has_happened_stands(caplog: pytest.LogCaptureFixture) -> None:
     """A hook that fails at the end of a step neither fails it nor keeps the others from hearing."""
     seen: list[str] = []
