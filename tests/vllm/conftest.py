@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,21 +27,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(params=["packed", "plain"])
-def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def weights(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run with weights as vLLM packs them for the CPU, and as they are on other devices."""
-    if request.param == "plain":
-        _keep_weights_plain(monkeypatch)
-    return str(request.param)
+    from tests.vllm.plain import plain_weights  # noqa: PLC0415 - only where vLLM is
 
-
-def _keep_weights_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm._custom_ops  # noqa: PLC0415 - only where vLLM is
-    import vllm.model_executor.layers.utils  # noqa: PLC0415
-
-    monkeypatch.setattr(vllm._custom_ops, "_supports_onednn", False)
-    monkeypatch.setattr(
-        vllm.model_executor.layers.utils, "check_cpu_sgl_kernel", lambda _n, _k, _dtype: False
-    )
+    with plain_weights() if request.param == "plain" else nullcontext():
+        yield request.param
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.vllm import checkpoints, pictures
+from tests.vllm import checkpoints, computing, pictures
 from tests.vllm.checkpoints import LLAMA, QWEN2, QWEN3, QWEN3_MOE, Shapes, Tensors
+from tests.vllm.drafts import PAIRS
 from tests.vllm.engine import PROMPTS, Prompt
 
 
@@ -53,6 +54,9 @@ MODELS = {
     "qwen3": Model(QWEN3),
     "qwen3 tied": Model(QWEN3 | _TIED),
     "qwen3 moe": Model(QWEN3_MOE),
+    "llama that computes": Model(computing.COMPUTING, computing.shapes),
+    # Without speculation: what predicts a further token is in the checkpoint, and not used.
+    "deepseek": Model(PAIRS["deepseek"].verifier, PAIRS["deepseek"].verifier_shapes),
     "idefics3": Model(
         pictures.CONFIG,
         pictures.shapes,

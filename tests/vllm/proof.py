@@ -56,14 +56,15 @@ def watching(llm: LLM) -> Iterator[tuple[list[str], list[Any]]]:
     proposals: list[Any] = []
     worker = worker_of(llm)
     with ExitStack() as stack:
-        stack.enter_context(_noted(worker.get_model(), "compute_logits", digest, logits))
+        stack.enter_context(noted(worker.get_model(), "compute_logits", digest, logits))
         if drafter := getattr(worker.model_runner, "drafter", None):
-            stack.enter_context(_noted(drafter, "propose", _as_lists, proposals))
+            stack.enter_context(noted(drafter, "propose", _as_lists, proposals))
         yield logits, proposals
 
 
 @contextmanager
-def _noted(owner: Any, method: str, note: Callable[[Any], Any], notes: list[Any]) -> Iterator[None]:
+def noted(owner: Any, method: str, note: Callable[[Any], Any], notes: list[Any]) -> Iterator[None]:
+    """Note something of each result of a method within the block."""
     inner = getattr(owner, method)
 
     def noting(*args: Any, **kwargs: Any) -> Any:
@@ -112,16 +113,33 @@ class Comparison:
 
 
 def compare(
-    model: Model, folder: Path, push: Push, *, num_tokens: int = 16, **options: Any
+    model: Model,
+    folder: Path,
+    push: Push,
+    *,
+    starting: Callable[[], None] = lambda: None,
+    num_tokens: int = 16,
+    **options: Any,
 ) -> Comparison:
-    """Update a running vLLM, there and back, and start a fresh one; checkpoints go to a folder."""
+    """Update a running vLLM, there and back, and start a fresh one.
+
+    Args:
+        model: What both load.
+        folder: Where checkpoints are written.
+        push: How new weights get into the running one.
+        starting: Called before each of the two starts.
+        num_tokens: How many follow each prompt.
+        options: What vLLM is told beside the model's own.
+    """
     old, new = model.tensors(1), model.tensors(2)
     prompts, told = model.prompts(), {**model.options, **options}
+    starting()
     with running(model.write(folder / "old", old), **told) as llm:
         before = see(llm, prompts, num_tokens)
         push(llm, new)
         after = see(llm, prompts, num_tokens)
         push(llm, old)
         back = see(llm, prompts, num_tokens)
+    starting()
     with running(model.write(folder / "new", new), **told) as llm:
         return Comparison(before, after, back, see(llm, prompts, num_tokens))

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import LLM
 from weightsync_client import Fleet
 
 from tests.vllm import checkpoints
 from tests.vllm.drafts import PAIRS, Made
-from tests.vllm.engine import address_of, generate, running, worker_of
+from tests.vllm.engine import address_of, generate, running
+from tests.vllm.proof import Comparison, see
 from weightsync.core.errors import SharedWeightError, TargetAbsentError
 from weightsync.core.types import CastPolicy, SharedTensorPolicy, Target
 
@@ -20,53 +18,33 @@ BOTH = (Target.VERIFIER, Target.DRAFT)
 EQUAL = SharedTensorPolicy.ACCEPT_EQUAL
 
 
-@contextmanager
-def proposals(llm: LLM) -> Iterator[list[Any]]:
-    """Note what the draft proposes within the block."""
-    drafter = worker_of(llm).model_runner.drafter
-    propose, seen = drafter.propose, []
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        made = propose(*args, **kwargs)
-        seen.append(made.tolist() if isinstance(made, torch.Tensor) else made)
-        return made
-
-    drafter.propose = noting
-    try:
-        yield seen
-    finally:
-        drafter.propose = propose
-
-
-def observed(llm: LLM) -> tuple[list[list[int]], list[Any]]:
+def observed(llm: LLM) -> tuple[Any, Any]:
     """Return the verifier's tokens and all that the draft proposed on the way."""
-    with proposals(llm) as seen:
-        return generate(llm), seen
+    seen = see(llm)
+    return seen.tokens, seen.proposals
 
 
 # Plain weights matter where a draft derives something from them itself.
 CASES = [
-    *((kind, "packed") for kind in PAIRS),
-    *((kind, "plain") for kind in ("eagle", "dflash", "deepseek")),
+    *((kind, dtype, "packed") for kind in PAIRS for dtype in ("float32", "bfloat16")),
+    *((kind, "float32", "plain") for kind in ("eagle", "dflash")),
+    *((kind, "bfloat16", "plain") for kind in ("mimo", "deepseek")),
 ]
 
 
-@pytest.mark.parametrize(("kind", "weights"), CASES, indirect=["weights"])
-def test_a_pair_is_updated_together(tmp_path: Path, kind: str, weights: str) -> None:
-    """After one commit of both, tokens and proposals are those of a fresh engine; and back."""
+@pytest.mark.parametrize(("kind", "dtype", "weights"), CASES, indirect=["weights"])
+def test_a_pair_is_updated_together(tmp_path: Path, kind: str, dtype: str, weights: str) -> None:
+    """After one commit of both, tokens, logits and proposals are a fresh engine's; and back."""
     old, new = (PAIRS[kind].make(tmp_path / str(seed), seed) for seed in (1, 2))
 
-    with running(old.verifier, **old.options) as llm:
-        before = observed(llm)
+    with running(old.verifier, **old.options | {"dtype": dtype}) as llm:
+        before = see(llm)
         push_both(llm, new, "new")
-        after = observed(llm)
+        after = see(llm)
         push_both(llm, old, "old")
-        assert observed(llm) == before
-
-    with running(new.verifier, **new.options) as llm:
-        assert observed(llm) == after
-    assert after[0] != before[0]
-    assert after[1] != before[1]
+        back = see(llm)
+    with running(new.verifier, **new.options | {"dtype": dtype}) as llm:
+        Comparison(before, after, back, fresh=see(llm)).check()
 
 
 def push_both(llm: LLM, made: Made, version: str) -> None:
@@ -80,7 +58,27 @@ def push_both(llm: LLM, made: Made, version: str) -> None:
         session.finish()
 
 
-def test_a_draft_alone_is_updated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+def test_a_draft_alone_proposes_as_a_fresh_one(tmp_path: Path, kind: str) -> None:
+    """A draft that is updated alone proposes what it does in an engine that started with it."""
+    old, new = (PAIRS[kind].make(tmp_path / str(seed), seed) for seed in (1, 2))
+
+    with running(old.verifier, **old.options) as llm, Fleet([address_of(llm)]) as fleet:
+        before = see(llm)
+        for made in (new, old):
+            with fleet.update(version="next", target=Target.DRAFT) as session:
+                session.push(made.draft_tensors)
+                session.finish()
+            if made is new:
+                after = see(llm)
+        assert see(llm) == before
+    assert after.tokens == before.tokens
+    assert after.proposals != before.proposals
+    with running(old.verifier, **new.options) as llm:
+        assert see(llm) == after
+
+
+def test_acceptance_follows_the_draft(tmp_path: Path) -> None:
     """A draft that equals its verifier has all accepted; a stale one next to nothing."""
     config = checkpoints.LLAMA
     one, two = (checkpoints.values(checkpoints.shapes(config), seed) for seed in (1, 2))
