@@ -16,7 +16,7 @@ from benchmarks.process import peer
 from benchmarks.push import Push
 from benchmarks.samples import Row, Samples
 from benchmarks.yardsticks import Memcpy, Tcp, parameter_bytes
-from weightsync.core.types import UpdateMode
+from weightsync.core.types import Transport, UpdateMode
 
 ROUNDS = 5
 
@@ -29,11 +29,11 @@ def module() -> nn.Module:
 
 @pytest.fixture
 def pushes(module: nn.Module) -> Iterator[list[Push]]:
-    """Connect to three workers: as they come, with spare staging memory, and one for IN_PLACE."""
+    """Connect to two workers: one as it comes, one that keeps its staging memory."""
     with ExitStack() as stack:
         size = nbytes(module)
         plain, keeping = (
-            stack.enter_context(peer("worker", "mixed", str(spare))) for spare in (0, 2 * size)
+            stack.enter_context(peer("worker", "mixed", str(spare))) for spare in (0, 3 * size)
         )
         yield [
             stack.enter_context(closing(push))
@@ -41,6 +41,14 @@ def pushes(module: nn.Module) -> Iterator[list[Push]]:
                 Push("push", module, plain),
                 Push("push, arena kept", module, keeping),
                 Push("push IN_PLACE", module, plain, UpdateMode.IN_PLACE),
+                Push("shared memory", module, keeping, transport=Transport.SHARED_MEMORY),
+                Push(
+                    "shared memory, computed there",
+                    module,
+                    keeping,
+                    transport=Transport.SHARED_MEMORY,
+                    computed=True,
+                ),
             )
         ]
 
@@ -73,6 +81,9 @@ def test_push(
         push.verify()
     rows += [one.row(), two.row(), tcp.row(two)]
     for push in pushes:
+        if push.transport is Transport.SHARED_MEMORY:
+            rows.append(push.whole.row(two))
+            continue
         rows += [push.whole.row(tcp), push.transfer.row(tcp)]
         rows.append(push.whole.row(push.transfer, f"{push.whole.name}: beside its transfer"))
     # IN_PLACE holds forward passes from start to finish: it has no pause of its own.

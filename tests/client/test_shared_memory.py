@@ -220,6 +220,19 @@ def test_the_same_arena_comes_again_to_the_same_client_only(server: Server) -> N
         assert verify(two, tiny(7)).equal
 
 
+def test_clients_do_not_take_each_others_arenas(server: Server) -> None:
+    """Who sends inline keeps a warm arena beside a client that maps its own."""
+    arenas = server.worker.lending.arenas
+    with Fleet([server.address]) as fleet:
+        for count, options in enumerate((INLINE, SHARED, INLINE, SHARED, INLINE, SHARED)):
+            with fleet.update(version=f"v{count}", options=options) as session:
+                session.push(tiny(count))
+            if count == 1:
+                size = arenas.num_bytes
+            # The first two sessions leave an arena each; nothing more is ever made.
+            assert count < 2 or arenas.num_bytes == 2 * size
+
+
 def test_a_kept_arena_goes_with_its_client(server: Server) -> None:
     """When the client's connection ends, its arenas are freed."""
     spare = server.worker.lending.arenas

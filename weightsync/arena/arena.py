@@ -87,10 +87,12 @@ class Arenas:
     def take(self, size: int, client: str = "") -> Arena:
         """Return an arena of a size, a kept one or a new one, for sessions of a client."""
         with self._lock:
-            for arena in self._spare:
-                if arena.size == size and arena.holders <= {client}:
-                    self._spare.remove(arena)
-                    return arena
+            # Its own first: others can't have that one.
+            for holders in ({client}, set[str]()):
+                for arena in self._spare:
+                    if arena.size == size and arena.holders == holders:
+                        self._spare.remove(arena)
+                        return arena
         return Arena(size)
 
     def give_back(self, arena: Arena) -> None:
