@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import run
 from weightsync.testing.faults.cases import AT_STEPS, MODES, ON_THE_WIRE, PLACES, TARGETS, Case
 from weightsync.testing.faults.child import BrokenPromiseError
-from weightsync.testing.faults.stage import Stage
+from weightsync.testing.faults.stage import Played, Stage
 from weightsync.testing.soak.rounds import draw
 from weightsync.testing.soak.run import Soak, SoakError
 
@@ -36,7 +36,7 @@ class Broken(Stage):
     def __init__(self) -> None:
         self.sent_bytes = 0
 
-    def play(self, case: Case) -> bool:
+    def play(self, case: Case) -> Played:
         """Break a promise."""
         raise BrokenPromiseError(f"{case.mode} is torn")
 

@@ -23,14 +23,16 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.mark.parametrize("case", covering(), ids=str)
 def test_each_fault_at_each_step_leaves_whole_versions(stage: Stage, case: Case) -> None:
     """Each worker holds the old or the new version or says that it does not, and goes on."""
-    assert stage.play(case)
+    played = stage.play(case)
+    assert played.reached, played
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", matrix(), ids=str)
 def test_the_whole_matrix(stage: Stage, case: Case) -> None:
     """The same for each step, fault, mode, target and number of workers together."""
-    assert stage.play(case)
+    played = stage.play(case)
+    assert played.reached, played
 
 
 def test_any_two_values_meet_in_a_case() -> None:

@@ -1,4 +1,7 @@
-"""For those who write an adapter: the conformance suite and small models."""
+"""For those who write an adapter, or break things on purpose.
+
+The conformance suite, small models, failpoints, and the processes of `weightsync soak`.
+"""
 
 import sys
 

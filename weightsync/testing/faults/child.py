@@ -76,14 +76,25 @@ class Child:
             self._changed.wait_for(lambda: self._ended or self._next(kinds) is not None, PATIENCE)
             index = self._next(kinds)
             if index is None:
-                why = "ended" if self._ended else "was silent"
-                raise BrokenPromiseError(f"a process {why} instead of {kinds}: {self.errors()}")
+                raise self._silence(kinds)
             return self._told.pop(index)
 
     def heard(self, kind: str) -> bool:
-        """Tell whether it has told something of a kind that nobody has taken yet."""
+        """Tell whether it has told something of a kind that nobody has taken yet.
+
+        Raises:
+            BrokenPromiseError: it has not, and has ended.
+        """
         with self._changed:
-            return self._next((kind,)) is not None
+            if self._next((kind,)) is not None:
+                return True
+            if self._ended:
+                raise self._silence((kind,))
+            return False
+
+    def _silence(self, kinds: tuple[str, ...]) -> BrokenPromiseError:
+        why = "ended" if self._ended else "was silent"
+        return BrokenPromiseError(f"a process {why} instead of {kinds}: {self.errors()}")
 
     def forget(self) -> None:
         """Take what it has told and nobody wanted to know."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ Result = dict[str, Any]
 """What a trainer told at its end: `{}`, or the error."""
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A case that was played, and in which all promises held.
+
+    Attributes:
+        reached: Whether the update came to the place of the fault.
+        result: What its trainer told; None if it was killed.
+        verdicts: What each worker held afterwards.
+    """
+
+    reached: bool
+    result: Result | None
+    verdicts: tuple[Verdict, ...]
+
+
 class Stage:
     """Some workers, and a trainer; who is killed is replaced.
 
@@ -42,8 +58,8 @@ class Stage:
         self._seats = [Seat(worker, folder) for worker in workers]
         self._recover()
 
-    def play(self, case: Case) -> bool:
-        """Play a case and see that what is promised holds; tell whether its place was reached.
+    def play(self, case: Case) -> Played:
+        """Play a case and see that what is promised holds.
 
         Raises:
             BrokenPromiseError: something does not hold.
@@ -53,7 +69,7 @@ class Stage:
         except WeightSyncError as error:
             raise BrokenPromiseError(f"who was not hit answers, and is updated: {error}") from error
 
-    def _play(self, case: Case) -> bool:
+    def _play(self, case: Case) -> Played:
         seats = self._seats[: case.num_workers]
         before = [seat.scene for seat in seats]
         seed = Scene.new_seed()
@@ -84,7 +100,7 @@ class Stage:
         if Verdict.NEW in verdicts and Verdict.QUARANTINED not in verdicts:
             self._repair(seats, seed, case.targets)
         self._recover()
-        return reached
+        return Played(reached, result, tuple(verdicts))
 
     def close(self) -> None:
         """End everything."""

@@ -69,7 +69,7 @@ class Soak:
         faults = 0
         for updates, index in enumerate(indices, 1):
             try:
-                faults += self._stage.play(draw(self._seed, index, self._workers))
+                faults += self._stage.play(draw(self._seed, index, self._workers)).reached
             except BrokenPromiseError as error:
                 raise SoakError(self._seed, index, self._workers, error) from error
             passed = time.monotonic() - start
