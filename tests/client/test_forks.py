@@ -71,7 +71,7 @@ tell(code=code, expected=(11 + 100 * 11) % 256, version=session.report.weight_ve
 
 
 def test_forks_at_any_moment_hang_nobody() -> None:
-    """B82: children that are forked while other threads are inside gRPC end, and so does the parent."""
+    """B82: children that are forked while other threads are inside gRPC end, as does the parent."""
     with served() as server:
         told = run(
             PRELUDE

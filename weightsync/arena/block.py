@@ -17,8 +17,12 @@ def in_bytes(box: Region, dtype: DType) -> Region:
     return Region((*box.offsets, 0), (*box.sizes, dtype.itemsize))
 
 
-def in_elements(boxes: Iterable[Region]) -> list[Region]:
+def in_elements(boxes: Iterable[Region], itemsize: int) -> list[Region]:
     """Return the elements of which boxes of bytes hold a part, as disjoint boxes."""
+    boxes = list(boxes)
+    if all(box.sizes[-1] == itemsize for box in boxes):
+        # Nearly always: no element is there in part.
+        return [Region(box.offsets[:-1], box.sizes[:-1]) for box in boxes]
     return list(Coverage(Region(box.offsets[:-1], box.sizes[:-1]) for box in boxes).boxes)
 
 
@@ -33,8 +37,7 @@ class Block:
         needed: Elements that a FULL session must bring, as disjoint boxes; empty if none.
         foreign: True for storage of the verifier that a draft session writes: it is compared, or
             becomes the draft's own, and is never required.
-        coverage: Bytes that have arrived.
-        claims: Bytes that are being copied just now.
+        coverage: Bytes that have arrived; replaced, never changed.
     """
 
     key: ParameterKey
@@ -43,7 +46,6 @@ class Block:
     needed: tuple[Region, ...]
     foreign: bool
     coverage: Coverage = field(default_factory=Coverage)
-    claims: list[Region] = field(default_factory=list)
 
     @property
     def whole(self) -> Region:
@@ -52,7 +54,7 @@ class Block:
 
     def missing(self, box: Region) -> list[Region]:
         """Return the elements of a box of which a byte is missing, as disjoint boxes."""
-        return in_elements(self.coverage.missing(in_bytes(box, self.dtype)))
+        return in_elements(self.coverage.missing(in_bytes(box, self.dtype)), self.dtype.itemsize)
 
     def written(self) -> Iterator[tuple[Region, Bytes]]:
         """Yield the disjoint boxes of elements that have arrived, with their bytes."""
@@ -60,5 +62,5 @@ class Block:
             # Nearly always: nothing is to be counted together.
             yield Region.whole(self.memory.shape[:-1]), self.memory
             return
-        for box in in_elements(self.coverage.boxes):
+        for box in in_elements(self.coverage.boxes, self.dtype.itemsize):
             yield box, self.memory[box.slices]

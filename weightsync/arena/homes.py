@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from weightsync.core.coverage import Coverage
 from weightsync.core.regions import Region
@@ -45,14 +45,25 @@ class Homes:
         """Tell the same of a storage."""
         return self.shares.owner(home).target not in self.layouts
 
-    def needed(self) -> dict[ParameterKey, tuple[Region, ...]]:
-        """Return what a FULL session must bring: disjoint boxes of each storage."""
-        needed: dict[ParameterKey, Coverage] = {}
+    def boxes(self, *, foreign: bool) -> dict[ParameterKey, tuple[Region, ...]]:
+        """Return where tensors lie: disjoint boxes of each storage.
+
+        Args:
+            foreign: With storage of the verifier that a draft's session may not leave alone.
+        """
+        found: dict[ParameterKey, Coverage] = {}
         for target, layout in self.layouts.items():
             for name in layout.parameters:
-                owner = self.shares.owner(ParameterKey(target, name))
-                if owner.target in self.layouts:
-                    union = needed.setdefault(owner, Coverage())
+                home = self.of(ParameterKey(target, name))
+                if foreign or not self.is_foreign_storage(home):
+                    union = found.setdefault(home, Coverage())
                     for box in layout.needed(name):
                         union.add(box)
-        return {key: union.boxes for key, union in needed.items() if union}
+        return {key: union.boxes for key, union in found.items() if union}
+
+    def nbytes(self, boxes: Mapping[ParameterKey, Iterable[Region]]) -> int:
+        """Return how many bytes boxes of storages have."""
+        return sum(
+            sum(box.numel for box in some) * self.spec(key).dtype.itemsize
+            for key, some in boxes.items()
+        )

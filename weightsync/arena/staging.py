@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from weightsync.arena.arena import ArenaBudget, Bytes
 from weightsync.arena.block import Block
+from weightsync.arena.claim import Claim, check_session
 from weightsync.arena.homes import Homes
 from weightsync.arena.placing import ArenaPlan, check_placed, placements
 from weightsync.arena.scatter import Cast, Copy, claims, scatter
@@ -74,7 +75,8 @@ class Staging:
             release: Called once, when the memory is needed no more.
 
         Raises:
-            ArenaFullError: a FULL session needs more than the budget has left.
+            ArenaFullError: the session may bring more than the budget has left. That is known now,
+                for a PARTIAL one, too, and not when half of its bytes have been sent.
         """
         self._request = request
         self._homes = Homes(request.targets, layouts, shares)
@@ -86,20 +88,18 @@ class Staging:
         self._ignore = IgnorePatterns(request.ignore_names)
         self._changed = threading.Condition()
         self._blocks: dict[ParameterKey, Block] = {}
-        self._needed = self._homes.needed() if request.scope is Scope.FULL else {}
+        own = self._homes.boxes(foreign=False)
+        self._needed = own if request.scope is Scope.FULL else {}
         self._declared: dict[TensorKey, dict[Region, None]] = {}
         self._ignored: dict[str, None] = {}
-        self._writers = 0
+        self._claims: list[Claim] = []
+        self._num_boxes = 0
         self._sealed = False
         self._closed = False
         self._freed = False
-        self._full_bytes = sum(
-            sum(box.numel for box in boxes) * self._homes.spec(key).dtype.itemsize
-            for key, boxes in self._needed.items()
-        )
+        self._full_bytes = self._homes.nbytes(self._needed)
         self._covered_bytes = 0
-        # Who maps the arena can fill all of it, whatever is said of it.
-        self._reserved = self._full_bytes if arena is None else arena.size
+        self._reserved = self._most_bytes(own)
         budget.reserve(self._reserved)
 
     # -- what it holds -------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Staging:
     def _missing_of(
         self, target: Target, plan: TensorPlan, regions: Sequence[Region]
     ) -> Iterator[MissingTensor]:
-        missing = Coverage()
+        found: list[Region] = []
         for placement in plan.placements:
             home = self._homes.of(ParameterKey(target, placement.parameter))
             for region in regions:
@@ -174,12 +174,13 @@ class Staging:
                             for hole in block.missing(placement.to_dest(wanted))
                         ]
                     )
-                for hole in holes:
-                    missing.add(hole)
-        if missing:
-            yield MissingTensor(
-                target, plan.name, missing.boxes, missing.numel * plan.dtype.itemsize
-            )
+                found += holes
+        if found:
+            # Parts of a tensor, or regions that were named, may overlap.
+            apart = len(plan.placements) == len(regions) == 1
+            boxes = tuple(found) if apart else Coverage(found).boxes
+            size = sum(box.numel for box in boxes) * plan.dtype.itemsize
+            yield MissingTensor(target, plan.name, boxes, size)
 
     def placements(self) -> Iterator[TensorPlacement]:
         """Yield where tensors lie in the arena, those that may be placed; none without one."""
@@ -197,7 +198,7 @@ class Staging:
 
         Raises:
             InvalidRequestError, ShapeMismatchError, DTypeMismatchError, UnknownTensorError,
-            SharedWeightError, OverlapConflictError, ArenaFullError, SessionStateError: nothing
+            SharedWeightError, OverlapConflictError, SessionStateError: nothing
                 of the message was taken.
         """
         copies: list[Copy] = []
@@ -223,14 +224,15 @@ class Staging:
                 copies.extend(claims(segment, plan, block_of))
             else:
                 copies.extend(scatter(segment, plan, data, block_of, self._cast))
-        new_bytes = self._claim(copies)
+        claim = Claim(copies)
+        self._claim(claim)
         try:
             for copy in copies:
                 copy.run()
         except BaseException:
-            self._settle(copies, 0)
+            self._settle(claim)
             raise
-        self._settle(copies, new_bytes, declared, ignored)
+        self._settle(claim, declared, ignored)
 
     def _plan(self, segment: Segment) -> TensorPlan | None:
         layout = self._homes.layouts.get(segment.target)
@@ -273,60 +275,40 @@ class Staging:
                 subjects=[segment.name],
             )
 
-    def _claim(self, copies: Sequence[Copy]) -> int:
-        """Take possession of what is to be copied; return how many bytes of it are new."""
+    def _claim(self, claim: Claim) -> None:
+        """Take possession of what is to be copied."""
         with self._changed:
             # Another message that is copying into the same bytes has to be compared with.
-            while not self._sealed and any(
-                claim.intersect(copy.box) for copy in copies for claim in copy.block.claims
-            ):
+            while not self._sealed and any(map(claim.meets, self._claims)):
                 self._changed.wait()
             if self._sealed:
                 raise SessionStateError("the session has ended and takes no more chunks")
-            new: dict[Block, Coverage] = {}
-            charge = 0
-            for copy in copies:
-                block = copy.block
-                mine = new.setdefault(block, Coverage())
-                if not block.coverage and not mine:
-                    mine.add(copy.box)
-                    charge += 0 if block.needed or self._arena else mine.numel
-                    continue
-                copy.known = [*block.coverage.overlaps(copy.box), *mine.overlaps(copy.box)]
-                before = mine.numel
-                for piece in block.coverage.missing(copy.box):
-                    mine.add(piece)
-                if not (block.needed or self._arena):
-                    charge += mine.numel - before
-            self._budget.reserve(charge)
-            self._reserved += charge
-            for copy in copies:
-                copy.block.claims.append(copy.box)
-            self._writers += 1
-            return sum(mine.numel for block, mine in new.items() if block.needed)
+            check_session(claim.copies, self._num_boxes)
+            claim.compare()
+            self._claims.append(claim)
 
     def _settle(
         self,
-        copies: Sequence[Copy],
-        new_bytes: int,
+        claim: Claim,
         declared: Sequence[tuple[TensorKey, Region]] | None = None,
         ignored: Sequence[str] = (),
     ) -> None:
         """Give up possession; with `declared`, count the copies as made."""
         with self._changed:
-            for copy in copies:
-                copy.block.claims.remove(copy.box)
+            try:
                 if declared is not None:
-                    copy.block.coverage.add(copy.box)
-            self._covered_bytes += new_bytes
-            for key, region in declared or ():
-                self._declared.setdefault(key, {})[region] = None
-            for name in ignored:
-                if len(self._ignored) < MAX_IGNORED:
-                    self._ignored[name] = None
-            self._writers -= 1
-            self._free_if_idle()
-            self._changed.notify_all()
+                    boxes, needed = claim.settle()
+                    self._num_boxes += boxes
+                    self._covered_bytes += needed
+                for key, region in declared or ():
+                    self._declared.setdefault(key, {})[region] = None
+                for name in ignored:
+                    if len(self._ignored) < MAX_IGNORED:
+                        self._ignored[name] = None
+            finally:
+                self._claims.remove(claim)
+                self._free_if_idle()
+                self._changed.notify_all()
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -335,7 +317,7 @@ class Staging:
         with self._changed:
             self._sealed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._writers)
+            self._changed.wait_for(lambda: not self._claims)
 
     def close(self) -> None:
         """Take no more; give the memory back as soon as the last copy is done. Idempotent."""
@@ -345,13 +327,22 @@ class Staging:
             self._changed.notify_all()
 
     def _free_if_idle(self) -> None:
-        if self._closed and not self._writers and not self._freed:
+        if self._closed and not self._claims and not self._freed:
             self._freed = True
             self._blocks.clear()
             self._budget.release(self._reserved)
             self._release()
 
     # -- where things lie ----------------------------------------------------------------------
+
+    def _most_bytes(self, own: Mapping[ParameterKey, Iterable[Region]]) -> int:
+        """Return how many bytes may come at most; `own` are the boxes of the session's targets."""
+        if self._arena is not None:
+            # Who maps the arena can fill all of it, whatever is said of it.
+            return self._arena.size
+        if self._request.shared_tensors is SharedTensorPolicy.REFUSE:
+            return self._homes.nbytes(own)
+        return self._homes.nbytes(self._homes.boxes(foreign=True))
 
     def _block(self, home: ParameterKey) -> Block:
         with self._changed:
