@@ -158,8 +158,10 @@ class WeightSyncBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._held.remove()
 
     def _tell_scheduler(self) -> bool:
-        # One rank for all: they switch together, and each one's word would cost a reset.
-        if self.parallel_config.rank == 0:
+        # One rank for all: they switch together, and each one's word would cost a reset. Ranks that
+        # were launched one by one have a scheduler each.
+        parallel = self.parallel_config
+        if parallel.rank == 0 or parallel.distributed_executor_backend == "external_launcher":
             self._epoch.advance()
         return True
 
