@@ -39,7 +39,9 @@ from weightsync.core.types import (
     Scope,
     Segment,
     SessionState,
+    SharedTensorPolicy,
     Target,
+    UpdateMode,
 )
 from weightsync.engines.modules import ModuleEngine
 from weightsync.server.worker import Worker
@@ -47,6 +49,9 @@ from weightsync.testing.models import Tiny
 from weightsync.wire.chunk import Chunk
 
 VERIFIER = Target.VERIFIER
+DRAFT = Target.DRAFT
+SHARED = ("embed.weight", "head.weight")
+"""Tensors of the draft that are the verifier's storage."""
 
 
 class Holder(nn.Module):
@@ -328,20 +333,41 @@ def test_a_changed_payload_is_not_stored(worker: Worker, models: tuple[Tiny, Tin
     assert unchanged(verifier, new)
 
 
-def test_the_arena_limit_is_told_before_anything_is_sent() -> None:
-    """A FULL session that would not fit is refused at start; a smaller PARTIAL one is taken."""
+@pytest.mark.parametrize("scope", Scope)
+def test_the_arena_limit_is_told_before_anything_is_sent(scope: Scope) -> None:
+    """A session that may bring more than fits is refused at start, whatever it would bring."""
     module = Holder(big=torch.zeros(1000), small=torch.zeros(10))
-    worker = worker_of(module, max_arena_bytes=2000)
-    with pytest.raises(ArenaFullError, match="2000"):
-        worker.start(request())
+    worker = worker_of(module, max_arena_bytes=4039)
+    with pytest.raises(ArenaFullError, match="4039"):
+        worker.start(request(scope=scope))
     assert worker.info().targets[0].session_id == ""
-    session = worker.start(request(scope=Scope.PARTIAL))
-    push(worker, session.session_id, VERIFIER, {"small": torch.ones(10)})
-    assert worker.staging_bytes == 40
-    with pytest.raises(ArenaFullError):
-        push(worker, session.session_id, VERIFIER, {"big": torch.ones(1000)})
+    assert worker.staging_bytes == 0
+    in_place = worker.start(request(scope=scope, mode=UpdateMode.IN_PLACE))
+    worker.abort(in_place.session_id)
+    worker.close()
+
+
+@pytest.mark.parametrize("policy", SharedTensorPolicy)
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("targets", [{VERIFIER}, {DRAFT}, {VERIFIER, DRAFT}])
+def test_a_session_that_was_taken_never_runs_out_of_room(
+    models: tuple[Tiny, Tiny], targets: set[Target], scope: Scope, policy: SharedTensorPolicy
+) -> None:
+    """With a limit at what it takes when it starts, a session can bring all that it may."""
+    wanted = request(*targets, scope=scope, shared_tensors=policy)
+    roomy = Worker(ModuleEngine(*models))
+    roomy.start(wanted)
+    limit = roomy.staging_bytes
+    roomy.close()
+    worker = Worker(ModuleEngine(*models), limits=Limits(max_arena_bytes=limit))
+    session = worker.start(wanted)
+    leave_out = policy is SharedTensorPolicy.REFUSE and VERIFIER not in targets
+    for target, model in zip((VERIFIER, DRAFT), models, strict=True):
+        new = {n: t for n, t in state(model).items() if not (leave_out and n in SHARED)}
+        if target in targets:
+            push(worker, session.session_id, target, new)
+    assert worker.staging_bytes == limit
     worker.finish(session.session_id)
-    assert same_bits(state(module)["small"], torch.ones(10))
     assert worker.staging_bytes == 0
     worker.close()
 

@@ -38,6 +38,7 @@ class Books:
         updates: The parts of sessions that have not ended, by session id.
         events: What happened.
         reader: Live weights out; is told when they change.
+        closing: True once sessions that are not being committed are dropped, for the worker stops.
     """
 
     def __init__(self, engine: Engine, limits: Limits, trace: Trace) -> None:
@@ -58,6 +59,7 @@ class Books:
         # Turns the monotonic clock into Unix seconds; taken once, so that answers repeat exactly.
         self.wall_offset = time.time() - time.monotonic()
         self._draining = False
+        self.closing = False
         self._serving_changed: list[Callable[[bool], None]] = []
 
     # -- what they say -------------------------------------------------------------------------

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 
-from weightsync.core.errors import CommitFailedError, CommitRolledBackError, StreamsOpenError
+from weightsync.core.errors import (
+    CommitFailedError,
+    CommitRolledBackError,
+    SessionStateError,
+    StreamsOpenError,
+)
 from weightsync.core.session import Session
 from weightsync.core.types import SessionState, TargetState
 from weightsync.core.views import CommitReport, EventKind, PrepareReport
@@ -63,9 +68,20 @@ class Finisher:
         with self._books.lock:
             session.check_open()
             self._books.lock.wait_for(
-                lambda: session.streams == 0 or session.state is not SessionState.OPEN, seconds
+                lambda: (
+                    session.streams == 0
+                    or session.state is not SessionState.OPEN
+                    or self._books.closing
+                ),
+                seconds,
             )
             session.check_open()
+            if self._books.closing:
+                raise SessionStateError(
+                    f"session {session.session_id} is dropped, for the worker is stopping; the old"
+                    " weights stay",
+                    state="aborted",
+                )
             if session.streams:
                 raise StreamsOpenError(
                     f"{session.streams} streams of session {session.session_id} are still open"

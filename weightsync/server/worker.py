@@ -346,6 +346,8 @@ class Worker:
         self.drain()
         with books.lock:
             books.lock.wait_for(lambda: not books.table.open_sessions(), grace)
+            books.closing = True
+            books.lock.notify_all()
         books.abort_all("the worker is stopping")
         self._reaper.close()
         self.lending.close()
