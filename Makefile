@@ -18,7 +18,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint type imports test-unit test-lowest test-vllm protos proto-check soak bench demo demo-vllm build audit sbom ci clean
+.PHONY: help setup test test-main lint type imports test-unit test-lowest test-vllm protos proto-check soak bench demo demo-vllm build audit sbom ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,7 +67,11 @@ setup: .venv/.stamp ## Make .venv: the package, editable, and all that developme
 
 # ---- checks
 
-test: lint type imports proto-check test-unit test-lowest .venv/.stamp ## Run every check and all tests
+# Two at a time, the longest first: that keeps two cores busy. Each part tells all at its end.
+test: ## Run every check and all tests, two at a time
+	$(MAKE) --jobs=2 --output-sync=target lint test-vllm type imports proto-check test-unit test-lowest test-main soak
+
+test-main: .venv/.stamp ## Run all tests but those of vLLM, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
 
 lint: .venv/.stamp ## Check style and form
