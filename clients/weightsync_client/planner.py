@@ -8,7 +8,7 @@ from typing import Literal
 
 from weightsync.core.coverage import Coverage
 from weightsync.core.dtypes import DType, check_cast
-from weightsync.core.errors import ShapeMismatchError, UnknownTensorError
+from weightsync.core.errors import OutOfBoundsError, ShapeMismatchError, UnknownTensorError
 from weightsync.core.regions import Region
 from weightsync.core.types import (
     CastPolicy,
@@ -96,6 +96,12 @@ class Needs:
     def _by_owner(self, missing: Iterable[MissingTensor]) -> dict[TensorKey, tuple[Region, ...]]:
         boxes: dict[TensorKey, tuple[Region, ...]] = {}
         for tensor in missing:
+            known = self.tensors.get(TensorKey(tensor.target, tensor.name))
+            if known is None or not all(region.fits(known.shape) for region in tensor.regions):
+                raise OutOfBoundsError(
+                    f"the worker misses what it does not need: {tensor.name!r}",
+                    subjects=[tensor.name],
+                )
             key = self.owner(TensorKey(tensor.target, tensor.name))
             boxes[key] = (*boxes.get(key, ()), *tensor.regions)
         return boxes

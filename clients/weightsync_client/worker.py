@@ -159,9 +159,14 @@ class Worker:
         while True:
             page = self._page(session_id, token, 0, None)
             yield from map(answers.missing_from_proto, page.missing)
-            token = page.next_page_token
-            if not token:
+            if not page.next_page_token:
                 return
+            if page.next_page_token == token:
+                raise ConnectionLostError(
+                    f"{self.address}: a page of what is missing leads to itself",
+                    worker=self.address,
+                )
+            token = page.next_page_token
 
     def prepare(self, session_id: str) -> PrepareReport:
         """Check that everything of a session is there. Idempotent."""

@@ -24,7 +24,7 @@ _WORDS = ["", SESSION, "fc.weight", "embed.weight", "fc.weight\0", "é" * 700, "
 _DEPTH = 4
 _MANY = 3
 
-_NUMBERS = {
+_NUMBERS: dict[int, list[Any]] = {
     FieldDescriptor.CPPTYPE_INT32: [0, 1, -1, 2**31 - 1, -(2**31)],
     FieldDescriptor.CPPTYPE_INT64: [0, 1, -1, 2**63 - 1, -(2**63)],
     FieldDescriptor.CPPTYPE_UINT32: [0, 1, 2, 2**32 - 1],
@@ -63,7 +63,7 @@ def _field(text: bytes) -> bytes:
     return bytes([len(text)]) + text
 
 
-def _values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
+def _values(field: Any, depth: int) -> st.SearchStrategy[Any]:
     one: st.SearchStrategy[Any]
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         if not depth:

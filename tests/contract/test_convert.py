@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.contract.strategies import (
     any_regions,
     names,
+    regions,
     shapes,
     spans,
     target_sets,
@@ -91,8 +92,14 @@ ANSWERS: dict[str, tuple[st.SearchStrategy[Any], Callable[..., Message], Callabl
         answers.target_status_from_proto,
     ),
     "tensor": (
-        st.builds(
-            views.TensorInfo, name=names, shape=shapes, regions=many_regions, share_group=texts
+        shapes.flatmap(
+            lambda shape: st.builds(
+                views.TensorInfo,
+                name=names,
+                shape=st.just(shape),
+                regions=st.lists(regions(shape), max_size=3).map(tuple),
+                share_group=texts,
+            )
         ),
         answers.tensor_info_to_proto,
         answers.tensor_info_from_proto,

@@ -6,7 +6,12 @@ newer worker knows is an error that names the field, never a guess.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weightsync.core.dtypes import DType
+from weightsync.core.errors import MalformedPayloadError, OutOfBoundsError
+from weightsync.core.names import shorten
+from weightsync.core.regions import Region
 from weightsync.core.types import (
     CacheReset,
     Scope,
@@ -115,6 +120,27 @@ def target_status_from_proto(message: types_pb2.TargetStatus) -> TargetStatus:
     )
 
 
+def _region(message: types_pb2.Region, name: str) -> Region:
+    region = region_from_proto(message)
+    if len(region.offsets) != len(region.sizes):
+        raise MalformedPayloadError(
+            f"the worker tells of a region of tensor {shorten(name)!r} with"
+            f" {len(region.offsets)} offsets and {len(region.sizes)} sizes",
+            subjects=[name],
+        )
+    return region
+
+
+def _inside(message: types_pb2.Region, shape: Sequence[int], name: str) -> Region:
+    region = _region(message, name)
+    if not region.fits(shape):
+        raise OutOfBoundsError(
+            f"the worker tells of a region that reaches outside its tensor {shorten(name)!r}",
+            subjects=[name],
+        )
+    return region
+
+
 def tensor_info_to_proto(tensor: TensorInfo) -> types_pb2.TensorInfo:
     """Return the message of a tensor."""
     return types_pb2.TensorInfo(
@@ -131,13 +157,17 @@ def tensor_info_to_proto(tensor: TensorInfo) -> types_pb2.TensorInfo:
 
 
 def tensor_info_from_proto(message: types_pb2.TensorInfo) -> TensorInfo:
-    """Return the tensor of a message."""
+    """Return the tensor of a message.
+
+    Raises:
+        OutOfBoundsError: a region reaches outside of it.
+    """
     return TensorInfo(
         target=enum_from_proto(Target, message.target, "target"),
         name=message.name,
         dtype=enum_from_proto(DType, message.dtype, "dtype"),
         shape=tuple(message.shape),
-        regions=tuple(map(region_from_proto, message.regions)),
+        regions=tuple(_inside(region, message.shape, message.name) for region in message.regions),
         share_group=message.share_group,
         written=message.written,
         composite=message.composite,
@@ -169,7 +199,9 @@ def placement_from_proto(message: weight_sync_pb2.TensorPlacement) -> TensorPlac
         dtype=enum_from_proto(DType, message.dtype, "dtype"),
         shape=tuple(message.shape),
         parts=tuple(
-            PlacedPart(region_from_proto(part.region), part.offset, tuple(part.strides))
+            PlacedPart(
+                _inside(part.region, message.shape, message.name), part.offset, tuple(part.strides)
+            )
             for part in message.placements
         ),
     )
@@ -190,7 +222,7 @@ def missing_from_proto(message: weight_sync_pb2.MissingTensor) -> MissingTensor:
     return MissingTensor(
         target=enum_from_proto(Target, message.target, "target"),
         name=message.name,
-        regions=tuple(map(region_from_proto, message.regions)),
+        regions=tuple(_region(region, message.name) for region in message.regions),
         missing_bytes=message.missing_bytes,
     )
 
@@ -283,7 +315,7 @@ def digest_from_proto(message: weight_sync_pb2.TensorDigest) -> TensorDigest:
         target=enum_from_proto(Target, message.target, "target"),
         name=message.name,
         dtype=enum_from_proto(DType, message.dtype, "dtype"),
-        region=region_from_proto(message.region),
+        region=_region(message.region, message.name),
         xxh3_128=message.xxh3_128,
         weight_version=message.weight_version,
     )
