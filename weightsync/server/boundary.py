@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from weightsync.core.errors import InternalError, WeightSyncError
 from weightsync.server.access import Access, scopes_of
+from weightsync.server.silent import SilentCalls
 from weightsync.server.tracing import Follow
 from weightsync.wire.convert import parse_message
 from weightsync.wire.status import status_of
@@ -34,7 +35,13 @@ class Boundary:
     is no message would end as INTERNAL, as if it were the worker's fault.
     """
 
-    def __init__(self, log: FilteringBoundLogger, access: Access, follow: Follow) -> None:
+    def __init__(
+        self,
+        log: FilteringBoundLogger,
+        access: Access,
+        follow: Follow,
+        silent: SilentCalls | None = None,
+    ) -> None:
         """Let in whom access allows; write tracebacks, which never leave the worker, to a log.
 
         Sessions are in the hands of methods that answer once: `follow` stands around those.
@@ -42,6 +49,7 @@ class Boundary:
         self._log = log
         self._follow = follow
         self._access = access
+        self._silent = silent or SilentCalls()
 
     def unary(self, method: MethodDescriptor, behavior: Behavior, admit: Admit) -> Behavior:
         """Wrap a method that answers once."""
@@ -50,8 +58,8 @@ class Boundary:
         def handle(request: Any, call: grpc.ServicerContext) -> bytes:  # noqa: ANN401
             with self._telling(method, call) as known:
                 self._access.caller(call).require_any(scopes)
+                message = self._request(method, request, call)
                 with admit, self._follow(call):
-                    message = _parse(method, request)
                     known.update(_names(message))
                     return _to_bytes(behavior(message, call))
 
@@ -64,11 +72,21 @@ class Boundary:
         def handle(request: Any, call: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ANN401
             with self._telling(method, call):
                 self._access.caller(call).require_any(scopes)
+                message = self._request(method, request, call)
                 with admit:
-                    for answer in behavior(_parse(method, request), call):
+                    for answer in behavior(message, call):
                         yield _to_bytes(answer)
 
         return handle
+
+    def _request(
+        self, method: MethodDescriptor, messages: Iterator[bytes], call: grpc.ServicerContext
+    ) -> Any:  # noqa: ANN401
+        """Parse a single request; the messages of a client's stream stay raw."""
+        if method.client_streaming:
+            return messages
+        request = self._silent.request(messages, call)
+        return parse_message(GetMessageClass(method.input_type), request)
 
     @contextmanager
     def _telling(
@@ -109,13 +127,6 @@ class Boundary:
 def _abort(call: grpc.ServicerContext, error: WeightSyncError) -> NoReturn:
     call.abort_with_status(rpc_status.to_status(status_of(error)))
     raise AssertionError
-
-
-def _parse(method: MethodDescriptor, request: bytes | Iterator[bytes]) -> Any:  # noqa: ANN401
-    """Parse a single request; the messages of a client's stream stay raw for the chunk parser."""
-    if not isinstance(request, bytes):
-        return request
-    return parse_message(GetMessageClass(method.input_type), request)
 
 
 def _names(message: Any) -> dict[str, str]:  # noqa: ANN401

@@ -79,11 +79,8 @@ def _method_handler(
     behavior = getattr(servicer, _snake_case(method.name))
     admit = admissions.of(method)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(boundary.stream(method, behavior, admit))
-    handle = boundary.unary(method, behavior, admit)
-    if method.client_streaming:
-        return grpc.stream_unary_rpc_method_handler(handle)
-    return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.stream_stream_rpc_method_handler(boundary.stream(method, behavior, admit))
+    return grpc.stream_unary_rpc_method_handler(boundary.unary(method, behavior, admit))
 
 
 def _snake_case(name: str) -> str:

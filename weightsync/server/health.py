@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weightsync.core.admission import Admission
 from weightsync.core.errors import TooManyStreamsError
 from weightsync.server.address import bind
+from weightsync.server.silent import MAX_SILENT, SilentCalls
 from weightsync.server.threads import DaemonThreadPool
 
 MAX_WATCHERS = 8
@@ -104,6 +105,28 @@ class Health(health_pb2_grpc.HealthServicer):
         return _Status(status=_Status.SERVING if self._serving else _Status.NOT_SERVING)
 
 
+def handler(health: Health, silent: SilentCalls) -> grpc.GenericRpcHandler:
+    """Return the handler of the service, for callers who may send no request."""
+    Requests = Iterator[health_pb2.HealthCheckRequest]  # noqa: N806
+
+    def check(requests: Requests, call: grpc.ServicerContext) -> health_pb2.HealthCheckResponse:
+        return health.Check(silent.request(requests, call), call)
+
+    def watch(
+        requests: Requests, call: grpc.ServicerContext
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
+        yield from health.Watch(silent.request(requests, call), call)
+
+    parse, serialize = health_pb2.HealthCheckRequest.FromString, _Status.SerializeToString
+    return grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health",
+        {
+            "Check": grpc.stream_unary_rpc_method_handler(check, parse, serialize),
+            "Watch": grpc.stream_stream_rpc_method_handler(watch, parse, serialize),
+        },
+    )
+
+
 @final
 class HealthPort:
     """Answers for health alone, in plain text: probes have no certificate and no token.
@@ -118,7 +141,7 @@ class HealthPort:
         Raises:
             InvalidRequestError: the port can't be had.
         """
-        self._pool = DaemonThreadPool(MAX_WATCHERS + _PROBES, "weightsync-health")
+        self._pool = DaemonThreadPool(MAX_WATCHERS + _PROBES + MAX_SILENT, "weightsync-health")
         self._grpc = grpc.server(
             cast("ThreadPoolExecutor", self._pool),
             options=[
@@ -126,7 +149,7 @@ class HealthPort:
                 ("grpc.max_receive_message_length", _MAX_QUESTION_BYTES),
             ],
         )
-        health_pb2_grpc.add_HealthServicer_to_server(health, self._grpc)
+        self._grpc.add_generic_rpc_handlers((handler(health, SilentCalls()),))
         shown = f"[{host}]" if ":" in host else host
         # What it tells, everybody may know.
         self.address = bind(self._grpc, f"{shown}:{port}", allow_insecure=True)

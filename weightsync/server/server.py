@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import cast, final
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
 from structlog.typing import FilteringBoundLogger
 
 from weightsync.core.types import Limits
@@ -22,6 +21,7 @@ from weightsync.server.logs import trace_log
 from weightsync.server.metrics import Metrics
 from weightsync.server.service import WeightSyncService
 from weightsync.server.settings import ServerConfig
+from weightsync.server.silent import MAX_SILENT, SilentCalls
 from weightsync.server.streams import OpenStreams
 from weightsync.server.threads import DaemonThreadPool
 from weightsync.server.tls import server_credentials
@@ -68,12 +68,14 @@ class Server:
         self._streams = OpenStreams(worker.limits.default_lease)
         self._health = health.Health(serving=worker.serving)
         self._pool = DaemonThreadPool(
-            admissions.num_threads + health.MAX_WATCHERS + reflection.MAX_STREAMS, "weightsync"
+            admissions.num_threads + MAX_SILENT + health.MAX_WATCHERS + reflection.MAX_STREAMS,
+            "weightsync",
         )
         self._grpc = grpc.server(
             cast("ThreadPoolExecutor", self._pool), options=_options(worker.limits)
         )
-        boundary = Boundary(log, access, tracing.follow)
+        silent = SilentCalls()
+        boundary = Boundary(log, access, tracing.follow, silent)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(
@@ -90,7 +92,7 @@ class Server:
                 ),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        self._grpc.add_generic_rpc_handlers((health.handler(self._health, silent),))
         if config.reflection or (config.reflection is None and is_local(config.address)):
             reflection.add_reflection(self._grpc)
         self._metrics = Metrics(worker, config)
