@@ -6,24 +6,18 @@ import mmap
 import os
 import select
 import socket
-import struct
 import threading
 from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from weightsync.core.arena_socket import LONGEST_LINE, PREFIX, is_same_user
 from weightsync.core.dtypes import DType
 from weightsync.core.errors import OutOfBoundsError, SessionStateError
 from weightsync.core.regions import Region
 from weightsync.core.types import TensorKey
 from weightsync.core.views import PlacedPart, TensorPlacement
-
-PREFIX = "weightsync-"
-"""What the names of workers' sockets begin with: no other socket is ever spoken to."""
-
-_LONGEST_LINE = 128
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of Linux
 
 # By size of an element; numpy copies whole elements many times faster than bytes in rows.
 _ELEMENT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -56,8 +50,7 @@ class ArenaSocket:
         try:
             self._socket.settimeout(timeout)
             self._socket.connect(f"\0{name}")
-            _check_same_user(self._socket)
-            self.client_id = self._line()
+            self.client_id = self._greeting()
         except BaseException:
             self._socket.close()
             raise
@@ -108,21 +101,16 @@ class ArenaSocket:
         self._mapped = None
         self._socket.close()
 
-    def _line(self) -> str:
+    def _greeting(self) -> str:
+        if not is_same_user(self._socket):
+            raise PermissionError("the worker is another user's")
         data = b""
         while not data.endswith(b"\n"):
-            more = self._socket.recv(_LONGEST_LINE - len(data))
+            more = self._socket.recv(LONGEST_LINE - len(data))
             if not more:
                 raise ConnectionError(f"{self.name!r} did not say who we are")
             data += more
         return data[:-1].decode("ascii")
-
-
-def _check_same_user(connection: socket.socket) -> None:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
-    if uid != os.geteuid():
-        raise PermissionError("the worker is another user's")
 
 
 class MappedArena:

@@ -75,15 +75,7 @@ class Chunker:
     def add(
         self, key: TensorKey, shape: tuple[int, ...], box: Region, array: Array, origin: Region
     ) -> None:
-        """Send a box of a tensor.
-
-        Args:
-            key: The tensor.
-            shape: Its global shape.
-            box: The box, in elements of the tensor; not empty.
-            array: Holds the elements of `origin`.
-            origin: Region of the tensor that contains `box`.
-        """
+        """Send a box of a tensor; see `Carrier.add`."""
         itemsize = array.dtype.itemsize
         local = box.relative_to(origin)
         start = 0

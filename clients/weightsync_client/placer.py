@@ -63,7 +63,7 @@ class Placer:
     def add(
         self, key: TensorKey, shape: tuple[int, ...], box: Region, array: Array, origin: Region
     ) -> None:
-        """Send a box of a tensor; arguments are those of `Chunker.add`."""
+        """Send a box of a tensor; see `Carrier.add`."""
         placement = self._arena.find(key)
         if placement is None or placement.dtype is not array.dtype:
             self._inline.add(key, shape, box, array, origin)

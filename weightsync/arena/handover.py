@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import socket
-import struct
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,13 +17,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from weightsync.arena.arena import Arena
+from weightsync.core.arena_socket import LONGEST_LINE, is_same_user
 from weightsync.core.errors import InvalidRequestError, WeightSyncError
 
 MAX_CLIENTS = 64
 """Most connections at once; each may map one arena at a time."""
-
-_LONGEST_LINE = 128
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of Linux
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +116,7 @@ class Handover:
         # Whoever came may be gone again.
         with contextlib.suppress(OSError):
             connection, _ = self._socket.accept()
-            if len(self._clients) >= MAX_CLIENTS or not _is_same_user(connection):
+            if len(self._clients) >= MAX_CLIENTS or not is_same_user(connection):
                 connection.close()
                 return
             connection.setblocking(False)  # noqa: FBT003
@@ -133,14 +129,14 @@ class Handover:
     def _receive(self, connection: socket.socket) -> None:
         client = self._clients[connection]
         try:
-            data = connection.recv(_LONGEST_LINE)
+            data = connection.recv(LONGEST_LINE)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         client.line += data
         line, end, rest = client.line.partition(b"\n")
-        if not data or len(line) > _LONGEST_LINE:
+        if not data or len(line) > LONGEST_LINE:
             self._end(connection)
         elif end:
             client.line = rest
@@ -168,9 +164,3 @@ class Handover:
         self._selector.unregister(connection)
         connection.close()
         self._gone(client.name)
-
-
-def _is_same_user(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
-    return bool(uid == os.geteuid())

@@ -10,6 +10,7 @@ from typing import cast, final
 import grpc
 from structlog.typing import FilteringBoundLogger
 
+from weightsync.core.arena_socket import PREFIX
 from weightsync.core.types import Limits
 from weightsync.server import health, reflection
 from weightsync.server.access import Access
@@ -113,7 +114,7 @@ class Server:
             self._close_ports()
             raise
         if config.shared_memory:
-            worker.lending.listen(f"weightsync-{worker.instance_id}")
+            worker.lending.listen(f"{PREFIX}{worker.instance_id}")
         self._hooks = [
             worker.trace.add(hook)
             for hook in (trace_log(log), self._metrics.hook, self._end_streams, *tracing.hooks)
